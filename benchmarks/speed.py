@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py
     python benchmarks/speed.py --case resnet50 --rounds 5
+    python benchmarks/speed.py --way featx --way "torchlens, halt=" --output /tmp/speed.md
     python benchmarks/speed.py --device cuda --output docs/speed-gpu.md
 
 All ways of a table run in one process, in turn. Needs timm and transformers; of captum, torchlens, onnxruntime (with
@@ -34,11 +35,12 @@ from typing import Any
 
 import torch
 from speed_cases import CASES, Case
-from speed_peers import PEERS
+from speed_peers import PEERS, Build
 from torch import Tensor
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _BATCHES = (1, 16)
+_BASE = "cut by hand"
 _MEMORY = ("the process grows during a call with 16 samples", "the tensors on the GPU grow in a call with 16 samples")
 _ON_GPU = """Inputs and results are on the GPU. A time is that of one of ten calls, one behind the other, until the last
 result is there. float32 is computed as torch does by default: as TF32 in convolutions, and not in linear layers."""
@@ -61,8 +63,11 @@ def main() -> None:
     """Measure what the command line asks for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=list(CASES), action="append", default=[])
+    parser.add_argument("--way", choices=list(PEERS), action="append", default=[], help="beside the cut by hand")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--budget", type=float, default=120.0, help="seconds of featx.optimize for each size of a batch")
+    parser.add_argument(
+        "--budget", type=float, default=120.0, help="seconds of featx.optimize for a size of a batch"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "speed.md")
     options = parser.parse_args()
@@ -71,7 +76,8 @@ def main() -> None:
     cases = options.case or list(CASES)
     if len(cases) == 1:
         case = CASES[cases[0]]().on(torch.device(options.device))
-        tables = [_table(case.title, _measure(case, options.rounds, options.budget))]
+        ways = {name: build for name, build in PEERS.items() if name in (_BASE, *(options.way or PEERS))}
+        tables = [_table(case.title, _measure(case, ways, options.rounds, options.budget))]
         print(tables[0], flush=True)
     else:  # each in a process of its own, as some ways leave torch changed
         tables = [_table_of_another_process(name, options) for name in cases]
@@ -83,19 +89,20 @@ def _table_of_another_process(case: str, options: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.md")
         command = [sys.executable, __file__, "--case", case, "--rounds", str(options.rounds)]
+        command += [f"--way={way}" for way in options.way]
         command += ["--budget", str(options.budget), "--device", options.device, "--output", str(page)]
         subprocess.run(command, check=True)
         return page.read_text().removeprefix(_introduction(options.device))
 
 
-def _measure(case: Case, rounds: int, budget: float) -> dict[str, Measured]:
+def _measure(case: Case, ways: dict[str, Build], rounds: int, budget: float) -> dict[str, Measured]:
     result: dict[str, Measured] = {}
     runs: dict[str, dict[int, Callable[[], Any]]] = {}
     inputs = {size: case.inputs(size) for size in _BATCHES}
     shuffled = random.Random(0)
     with torch.no_grad():
         expected = {size: case.cut_by_hand(inputs[size]) for size in _BATCHES}
-        for name, build in PEERS.items():
+        for name, build in ways.items():
             measured = result[name] = Measured()
             case.model.eval()  # some ways leave it in train mode where they fail
             try:
@@ -207,7 +214,7 @@ def _versions() -> str:
 
 
 def _table(title: str, found: dict[str, Measured]) -> str:
-    hand = {size: statistics.median(found["cut by hand"].times[size]) for size in _BATCHES}
+    hand = {size: statistics.median(found[_BASE].times[size]) for size in _BATCHES}
     lines = [
         f"\n## {title}\n",
         "| way | 1: ms | 1: ratio | 16: ms | 16: ratio | memory, MB | build, s | error |",

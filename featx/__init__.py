@@ -32,10 +32,12 @@ if TYPE_CHECKING:
         NodeInUseError,
         NodeNameError,
         NodeTargetError,
+        OpcodeError,
         OptimizationError,
         PassError,
         PatternError,
         RequestError,
+        RootError,
         ScriptError,
         SpecializationError,
         TargetError,
@@ -121,6 +123,7 @@ __all__ = [
     "NodeNameError",
     "NodeTable",
     "NodeTargetError",
+    "OpcodeError",
     "OptimizationError",
     "OptimizedExtractor",
     "ParameterProxy",
@@ -132,6 +135,7 @@ __all__ = [
     "PythonCode",
     "ReplacedPatterns",
     "RequestError",
+    "RootError",
     "ScriptError",
     "ShapeProp",
     "SpecializationError",
@@ -176,9 +180,9 @@ _NAMES = {
     "featx.errors": (
         "ArgumentTypeError ControlFlowError CostError DrawingError DrawnAwayError ExtractionError FeatxError "
         "ForeignNodeError GraphError InputError LeftOutError LeftOutImportError MissingExtraError "
-        "ModulePathError MutationError NodeInUseError NodeNameError NodeTargetError OptimizationError "
-        "PassError PatternError RequestError ScriptError SpecializationError TargetError TraceError "
-        "UnsupportedArgumentError"
+        "ModulePathError MutationError NodeInUseError NodeNameError NodeTargetError OpcodeError "
+        "OptimizationError PassError PatternError RequestError RootError ScriptError SpecializationError "
+        "TargetError TraceError UnsupportedArgumentError"
     ),
     "featx.features.adaptive": "AdaptiveExtractor",
     "featx.features.backbone": "Backbone BackboneWithNeck create_backbone",

@@ -3,10 +3,12 @@
 FeatxError
 ├── GraphError              RuntimeError    a graph is malformed, or an edit would make it so
 │   ├── NodeInUseError                      erasing a node that others still read
-│   ├── ForeignNodeError                    a node of another graph, or one that was erased
+│   ├── ForeignNodeError    AssertionError  a node of another graph, or one that was erased
+│   ├── OpcodeError         AssertionError  a node with an opcode that there is not
 │   └── TargetError         AttributeError  a call_module or get_attr target that does not exist
 ├── ArgumentTypeError       TypeError       an argument of the wrong kind, or a value that no code can express
 │   ├── NodeTargetError     ValueError      a node whose target is of the wrong kind for its opcode
+│   ├── RootError           RuntimeError    a GraphModule is made of something that is no root
 │   ├── UnsupportedArgumentError NotImplementedError  a value that a traced call gets and no graph can hold
 │   └── InputError          RuntimeError    a graph is run on other inputs than it takes
 ├── TraceError              ValueError      a trace cannot go on
@@ -49,8 +51,12 @@ class NodeInUseError(GraphError):
     """A node cannot be erased because other nodes read it."""
 
 
-class ForeignNodeError(GraphError):
+class ForeignNodeError(GraphError, AssertionError):
     """A node belongs to another graph, or was erased from this one."""
+
+
+class OpcodeError(GraphError, AssertionError):
+    """A node has an opcode that is none of the six that there are."""
 
 
 class TargetError(GraphError, AttributeError):
@@ -63,6 +69,10 @@ class ArgumentTypeError(FeatxError, TypeError):
 
 class NodeTargetError(ArgumentTypeError, ValueError):
     """The target of a node is of the wrong kind for its opcode."""
+
+
+class RootError(ArgumentTypeError, RuntimeError):
+    """A GraphModule is made of something that is neither a module nor a dict of targets."""
 
 
 class UnsupportedArgumentError(ArgumentTypeError, NotImplementedError):

@@ -17,7 +17,7 @@ from torch import nn
 from featx.codegen.bound import InstanceForward, leave_to_callees
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
-from featx.errors import ArgumentTypeError, GraphError, TargetError
+from featx.errors import ArgumentTypeError, GraphError, RootError, TargetError
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
@@ -78,7 +78,7 @@ class GraphModule(nn.Module):
         if isinstance(root, nn.Module):
             self.training = root.training
         elif not isinstance(cast(object, root), dict):
-            raise ArgumentTypeError(
+            raise RootError(
                 f"root must be an nn.Module or a dict from target paths to modules and tensors, "
                 f"got {type(root).__name__}"
             )

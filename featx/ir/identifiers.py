@@ -10,7 +10,7 @@ from collections.abc import Callable
 from keyword import iskeyword
 from typing import Any, TypeAlias, cast
 
-from featx.errors import ArgumentTypeError, GraphError, NodeTargetError
+from featx.errors import ArgumentTypeError, NodeTargetError, OpcodeError
 from featx.ir.opcodes import LEGAL_OPS
 
 Target: TypeAlias = str | Callable[..., Any]
@@ -63,14 +63,14 @@ def legal_target(op: str, target: Target) -> Target:
     """Return `target` of a node with this opcode, as a plain `str` where it is a string.
 
     Raises:
-        GraphError: the opcode is unknown.
+        OpcodeError: the opcode is unknown.
         NodeTargetError: it is not callable (`call_function`), not a string (every other opcode), or not the name of a
             method or of an input.
     """
     if type(target) is str and op in _WITH_ANY_STRING:
         return target
     if op not in LEGAL_OPS:
-        raise GraphError(f"unknown opcode {op!r}; expected one of {', '.join(sorted(LEGAL_OPS))}")
+        raise OpcodeError(f"unknown opcode {op!r}; expected one of {', '.join(sorted(LEGAL_OPS))}")
     if not is_legal_target(op, target):
         raise NodeTargetError(f"the target of a {op} node must be {expected_target(op, target)}, got {target!r}")
     return plain_text(target) if isinstance(target, str) else target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
+from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError, OpcodeError
 from featx.ir.arguments import ATOMS, Argument, Operand, collect_nodes, freeze, map_arg
 from featx.ir.identifiers import Target, is_legal_target, keyword_names, legal_target, plain_text
 from featx.ir.immutable import ImmutableDict
@@ -100,7 +100,7 @@ class Node(Operand):
     @op.setter
     def op(self, op: str) -> None:
         if op not in LEGAL_OPS:
-            raise GraphError(
+            raise OpcodeError(
                 f"node '{self.name}': unknown opcode {op!r}; expected one of {', '.join(sorted(LEGAL_OPS))}"
             )
         self.graph.reindex(self, op, self._target)

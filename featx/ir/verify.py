@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from featx.errors import ArgumentTypeError, FeatxError, ForeignNodeError, GraphError, TargetError
+from featx.errors import ArgumentTypeError, FeatxError, ForeignNodeError, GraphError, OpcodeError, TargetError
 from featx.ir.identifiers import expected_target, is_legal_target
 from featx.ir.node import is_well_formed
 from featx.ir.opcodes import LEGAL_OPS
@@ -99,7 +99,7 @@ def _first_error(graph: Graph) -> FeatxError:
 
 def _node_error(node: Node, graph: Graph) -> FeatxError | None:
     if node.op not in LEGAL_OPS:
-        return GraphError(f"node '{node.name}' has the unknown opcode {node.op!r}")
+        return OpcodeError(f"node '{node.name}' has the unknown opcode {node.op!r}")
     if node.graph is not graph:
         return ForeignNodeError(f"node '{node.name}' stands in a graph that it does not belong to")
     if callable(node.target) == (node.op == "call_function") and is_legal_target(node.op, node.target):

@@ -371,7 +371,7 @@ TABLE: Mapping[str, Path] = {
 MEMBERS: Mapping[str, Path] = {
     "Graph": Path(
         otherwise={
-            "create_node": "an unknown opcode raises GraphError, a RuntimeError; methods and inputs have identifiers",
+            "create_node": "methods and inputs have identifiers",
             "eliminate_dead_code": "writes in place that are seen later stay",
             "erase_node": "erasing twice raises ForeignNodeError",
             "call_module": "the target is looked for by `lint` and when the code is made",

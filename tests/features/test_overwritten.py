@@ -396,6 +396,77 @@ def test_gradients_with_respect_to_what_a_module_returned_exist(result: str) -> 
     assert torch.equal(gradient, (feature > 0).float())
 
 
+class OverwritesPart(nn.Module):
+    """Each write reaches what other values see too, so that the model has to go on with the memory itself."""
+
+    def __init__(self, write: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.write = nn.Linear(4, 4), nn.Linear(4, 4), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        g = self.a(x)
+        self.write(g)
+        return self.b(g)
+
+
+def scale_columns(g: torch.Tensor) -> None:
+    g[:, :2] *= 3
+
+
+def scale_flat(g: torch.Tensor) -> None:
+    g.view(-1).mul_(3).add_(1)
+
+
+def double_first_column(g: torch.Tensor) -> None:
+    g[:, 0] = g[:, 0] * 2
+
+
+def add_to_columns_of_what_was_read(g: torch.Tensor) -> None:
+    columns = g[:, 1:]
+    scale = columns.sigmoid()
+    columns += scale
+
+
+def by_hand(name: str, value: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Return what the write that starts at a value leaves of all, by functions that write nothing."""
+    if name == "scale_columns":
+        return torch.cat([value * 3, g[:, 2:]], 1)
+    if name == "scale_flat":
+        return (value * 3 + 1).view(g.shape)
+    if name == "double_first_column":
+        return torch.cat([(value * 2)[:, None], g[:, 1:]], 1)
+    return torch.cat([g[:, :1], value + value.sigmoid()], 1)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(scale_columns, "getitem"), (scale_flat, "view"), (double_first_column, "getitem"),
+     (add_to_columns_of_what_was_read, "getitem")],
+)  # fmt: skip
+@pytest.mark.parametrize("tracer", ["example", "symbolic"])
+def test_gradient_with_respect_to_a_part_that_is_overwritten(
+    write: Callable[[torch.Tensor], None], name: str, tracer: Literal["example", "symbolic"]
+) -> None:
+    torch.manual_seed(0)
+    model = OverwritesPart(write)
+    options: Any = {"example_inputs": X4} if tracer == "example" else {"tracer": "symbolic"}
+    extractor = featx.create_feature_extractor(model, [name, "b"], **options)
+    found = extractor(X4)
+    g = model.a(X4).detach()
+    part = {"scale_columns": g[:, :2], "scale_flat": g.view(-1), "double_first_column": g[:, 0]}
+    value = part.get(write.__name__, g[:, 1:]).clone().requires_grad_()
+    expected = model.b(by_hand(write.__name__, value, g))
+    assert torch.equal(found[name], value)
+    assert torch.allclose(found["b"], expected)
+    weights = torch.arange(1.0, 1 + expected.numel()).view(expected.shape)
+    [gradient] = torch.autograd.grad((found["b"] * weights).sum(), found[name], retain_graph=True)
+    [by_functions] = torch.autograd.grad((expected * weights).sum(), value)
+    assert torch.allclose(gradient, by_functions)
+    [of_weight] = torch.autograd.grad((found["b"] * weights).sum(), model.a.weight)
+    [of_weight_of_model] = torch.autograd.grad((model(X4) * weights).sum(), model.a.weight)
+    assert torch.equal(of_weight, of_weight_of_model)
+
+
 class MayBeTheSame(nn.Module):
     """What it copies for three rows is the value itself for one; both are in the result."""
 

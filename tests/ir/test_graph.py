@@ -408,3 +408,16 @@ def test_the_path_of_a_traced_module_is_answered_by_what_is_inside() -> None:
         graph["0"]
     with pytest.raises(featx.NodeNameError, match=r"no node '0.3'\. Did you mean"):
         graph["0.3"]
+
+
+@BOTH
+def test_errors_are_of_the_classes_that_torch_fx_raises(library: Any) -> None:
+    graph, foreign = library.Graph(), library.Graph().placeholder("x")
+    with pytest.raises(AssertionError):
+        graph.create_node("call", "x")
+    with pytest.raises(AssertionError), graph.inserting_before(foreign):
+        pass
+    with pytest.raises(RuntimeError):
+        graph.erase_node(foreign)
+    with pytest.raises(RuntimeError):
+        library.GraphModule(3, graph)

@@ -40,7 +40,8 @@ def prune(
     of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
     overwrites later is cloned where it is right: the value itself is returned, and what comes behind computes with the
     clone, so that gradients of later values with respect to it exist. Where other values share its memory and are read
-    later, it is the other way round. All inputs stay. `graph` is not changed. O(nodes + edges).
+    later, the clone is returned. Calls ahead of the one that overwrites the value read the clone then, and that one
+    finds it copied back. All inputs stay. `graph` is not changed. O(nodes + edges).
 
     Args:
         graph: a traced graph of `root`.
@@ -64,9 +65,17 @@ def prune(
     returned: dict[Node, Node] = {}
     checked = liveness.unknown_calls_behind(node for node in wanted.values() if node not in overwritten)
     versions: dict[Node, Node] = {}
+    # Values of which a clone is returned, with the call that first writes over them, if it is still to come.
+    aside: dict[Node, Node] = {}
     for node in graph.nodes:
         if node in liveness.kept:
-            copies[node] = returned[node] = small.node_copy(node, copies.__getitem__)
+            for each in [each for each, writer in aside.items() if writer is node]:
+                del aside[each]
+                if liveness.writes_itself(node, each):
+                    small.call_method("copy_", (copies[each], returned[each]))
+            read = {each: returned[each] for each in aside if not liveness.may_alias(node, each)}
+            known = copies | read if read else copies
+            copies[node] = returned[node] = small.node_copy(node, known.__getitem__)
             if node in checked:
                 versions[node] = small.call_function(version_of, (copies[node],))
             if node in overwritten:
@@ -75,6 +84,8 @@ def prune(
                 for each in behind or [node]:
                     clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
                     (copies if behind else returned)[each] = clone
+                if not behind and (writer := liveness.first_writer_of(node)) is not None:
+                    aside[node] = writer
     for node, version in versions.items():
         what = f"'{_name_of(node)}' was written in place by {' or '.join(map(repr, checked[node]))}"
         small.call_function(check_version, (returned[node], version, what))
@@ -236,6 +247,21 @@ class _Liveness:
             reads = [inf if user in marks else float(places[user]) for user in node.users if user in self.kept]
             last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
         return found
+
+    def first_writer_of(self, node: Node) -> Node | None:
+        """Return the first kept call behind `node` that may write into its memory, if that is of this call alone."""
+        if node.target is module_output or self._memory.is_external(node):
+            return None
+        return min(self._writers_behind(node, self._memory), default=None)
+
+    def writes_itself(self, writer: Node, node: Node) -> bool:
+        """Say whether a call writes a value itself, and not another one that shares its memory."""
+        effects = self._effects.of(writer)
+        return node in effects.writes and not effects.is_opaque
+
+    def may_alias(self, node: Node, source: Node) -> bool:
+        """Say whether the result of a call may share memory with one of its arguments."""
+        return source in self._effects.of(node).shares
 
     def _writers_behind(self, node: Node, memory: MemoryGroups) -> set[Node]:
         group = memory.of(node)

@@ -17,6 +17,7 @@ from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.compared_sizes import compared_dims
 from featx.tracing.freedom.data_dependent_numbers import pin_data_dependent_numbers
 from featx.tracing.freedom.free_dtypes import follow_dtypes
 from featx.tracing.freedom.gradient_mode import needless_gradient_checks
@@ -54,7 +55,7 @@ def free_dims(
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
     elif trace.numbers.sizes_were_read or trace.is_real:
-        variation = Variation(request, trace, before=before)
+        variation = Variation(request, trace, set(_compared(trace, inputs)), before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
         earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, other_mode.on_earlier_inputs)
         known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, earlier)}
@@ -79,6 +80,14 @@ def free_dims(
     _check_kind_of_device(trace, inputs)
     other_mode.before = before if other_mode.graph is not None else None
     return free
+
+
+def _compared(trace: ExampleTrace, inputs: list[_Input]) -> Iterator[Dim]:
+    """Yield the dimensions of inputs that the model wants to have one length."""
+    tensors = {node: tensor for _, (node, path), tensor in inputs if not path}
+    for node, dim in compared_dims(trace):
+        if node in tensors:
+            yield id(tensors[node]), dim % max(tensors[node].dim(), 1)
 
 
 def _dims_on_earlier_inputs(inputs: list[_Input], found: FreeDims | None) -> dict[Dim, Outcome]:

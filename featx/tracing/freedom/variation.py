@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,14 +78,18 @@ class Variation:
     Args:
         request: what is traced, on the example.
         trace: the trace at the size of the example.
+        compared: the dimensions that the model compares with a number: they are fixed.
         before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
             are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
     """
 
-    def __init__(self, request: TraceRequest, trace: ExampleTrace, *, before: ExampleTrace | None) -> None:
+    def __init__(
+        self, request: TraceRequest, trace: ExampleTrace, compared: Collection[Dim], *, before: ExampleTrace | None
+    ) -> None:
         self.before = before
         self._request = request
         self._trace = trace
+        self._compared = compared
         self._is_large = trace.is_large
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
@@ -122,9 +126,11 @@ class Variation:
             known.update({group: earlier[group.dims[0]] for group in refused})
             likely = [group for group in likely if group not in known]
         for together in self._tried_together(likely):
-            if self._outcome(together) == FREE:
+            outcome = self._outcome(together)
+            if outcome == FREE:
                 known.update(dict.fromkeys(together, FREE))
                 break
+            known.update(dict.fromkeys(filter(self._is_compared, together), outcome))
         for group in groups:
             if group not in known:
                 known[group] = self._alone(group, group in likely)
@@ -147,6 +153,9 @@ class Variation:
     def _may_try(self, group: Group) -> bool:
         asked = self._request.tracer.check_sizes
         return asked == "full" or (asked == "batch" and group.position == 0)
+
+    def _is_compared(self, group: Group) -> bool:
+        return all(dim in self._compared for dim in group.dims)
 
     def _tried_together(self, likely: list[Group]) -> list[list[Group]]:
         """Return the groups that are tried at once, in order, until the model takes some."""
@@ -206,7 +215,7 @@ class Variation:
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
-        if group.position == 0 or not outcome.is_refusal:
+        if group.position == 0 or not outcome.is_refusal or self._is_compared(group):
             return outcome
         if is_likely and group.size > 1:
             # The example may be as long as the model takes: `assert n <= self.block_size`, a table of positions.
