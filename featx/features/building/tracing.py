@@ -141,6 +141,7 @@ class ModelTracing:
         tracer = self._new_tracer(request).on_example(opened)
         tracer.model_context = self._context
         tracer.check_sizes = self._check_sizes
+        tracer.inputs_are_guessed = self.inputs.given is None
         # A case of its own is traced for a size that comes up in the training of a detection model.
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
         return tracer

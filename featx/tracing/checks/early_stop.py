@@ -80,7 +80,10 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     if not written and (read or called):
         replica, _ = trace.model_context.replica(tracer.training, "all")
         with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run = run_to_the_end(trace.model_context, replica, request.args, request.kwargs, read, called)
+            run = run_to_the_end(
+                trace.model_context, replica, request.args, request.kwargs, read, called,
+                skips_convolutions=tracer.inputs_are_guessed,
+            )  # fmt: skip
         replica.drop()
         again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
         if again:

@@ -125,17 +125,20 @@ def _before_calls(module: nn.Module) -> dict[str, Any]:
     That is what the class has for them, or a constant of `__init__`; of a dict that is none, an empty one.
     """
     kind, found = type(module), dict[str, Any]()
-    forward = inspect.getattr_static(kind, "forward", None)
-    assigned = assigned_by(forward, kind) if isinstance(forward, FunctionType) else None
-    for name in (assigned or frozenset()) & module.__dict__.keys():
+    for name, present in module.__dict__.items():
         if isinstance(inspect.getattr_static(kind, name, NO_VALUE), _COMPARABLE):
             found[name] = OF_CLASS
         else:
-            value, present = constants_of_init(kind).get(name, NO_VALUE), module.__dict__[name]
+            value = constants_of_init(kind).get(name, NO_VALUE)
             is_empty_dict = isinstance(present, dict) and not present
             if value is not NO_VALUE and value is not present and not is_empty_dict:
                 found[name] = value
-    return found
+    forward = inspect.getattr_static(kind, "forward", None)
+    if not found or not isinstance(forward, FunctionType):
+        return {}
+    # Asked last: all code that forward reaches is read for it.
+    assigned = assigned_by(forward, kind) or frozenset()
+    return {name: value for name, value in found.items() if name in assigned}
 
 
 def _has_no_values(context: ModelContext, inputs: Any) -> bool:

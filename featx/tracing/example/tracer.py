@@ -98,6 +98,8 @@ class ExampleTracer:
         # example does so for other lengths too.
         self.check_sizes: CheckSizes = "full"
         self.runs_sizes_for_real = True
+        # Whether the example was guessed: values that follow from it are arbitrary.
+        self.inputs_are_guessed = False
         # Observes whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.

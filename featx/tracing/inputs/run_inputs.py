@@ -83,6 +83,7 @@ class RunInputs:
         """Drop all values."""
         self.contents = []
         self._stand_ins = {}
+        self._recorder.given = {}
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         self.kinds.note_input(tensor)
