@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -208,6 +209,48 @@ def test_what_hooks_inside_of_a_module_store_is_in_what_it_returns(name: str, ha
     for pair in (example, (torch.rand(1, 3, 9, 9), torch.rand(1, 3, 9, 9))):
         assert model(*pair) > 0
         assert torch.equal(extractor(*pair)["output"], model(*pair))
+
+
+VARIABLE: ContextVar[Any] = ContextVar("VARIABLE")
+
+
+class Stores(nn.Module):
+    """Every hook stores what its layer returns by another way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.way, self.found = way, dict[Any, torch.Tensor]()
+        self.names = {id(layer): name for name, layer in self.net.named_children()}
+        self.wanted = {id(self.net[0])}
+        for layer in self.net:
+            layer.register_forward_hook(self.store)
+
+    def store(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if self.way == "context variable":
+            VARIABLE.set(output)
+        elif self.way == "dict by ids":
+            self.found[self.names.get(id(layer), "?")] = output
+        elif id(layer) in self.wanted:
+            self.found["wanted"] = output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.found.clear()
+        self.net(x)
+        if self.way == "context variable":
+            return VARIABLE.get()
+        return torch.stack(list(self.found.values())).sum(0)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("way", ["context variable", "dict by ids", "set of ids"])
+def test_what_hooks_store_in_a_context_variable_or_by_ids_of_layers_is_followed(way: str, has_run: bool) -> None:
+    model = Stores(way).eval()
+    if has_run:
+        model(torch.rand(2, 4))
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
 
 
 def test_attribute_of_a_layer_that_a_hook_sets_is_followed() -> None:

@@ -193,12 +193,15 @@ ARRAY = np.zeros(2)
 RANDOM = random.Random(0)
 BYTES = bytearray(2)
 ITEMS: queue.Queue[Any] = queue.Queue()
+LEGACY_RANDOM = np.random.RandomState(0)
+VIEW = memoryview(bytearray(2))
 
 
 class Holds(Two):
     def __init__(self) -> None:
         super().__init__()
         self.array, self.random, self.bytes, self.items = ARRAY, RANDOM, BYTES, ITEMS
+        self.legacy_random, self.view = LEGACY_RANDOM, VIEW
 
 
 class InArray(Holds):
@@ -225,19 +228,36 @@ class InQueue(Holds):
         return self.second(self.items.get(block=False))
 
 
+class InLegacyGenerator(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LEGACY_RANDOM.seed(5)
+        return self.first(x) * float(self.legacy_random.rand())
+
+
+class InView(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        VIEW[0] = 3
+        return self.first(x) * self.view[0]
+
+
+def state_of_file() -> tuple[Any, ...]:
+    states = RANDOM.getstate(), LEGACY_RANDOM.get_state()[1].tolist()
+    return ARRAY.tolist(), bytes(BYTES), bytes(VIEW), ITEMS.qsize(), *states
+
+
 @pytest.mark.parametrize("has_run", [False, True])
-@pytest.mark.parametrize("kind", [InArray, InBytes, InGenerator, InQueue])
+@pytest.mark.parametrize("kind", [InArray, InBytes, InGenerator, InQueue, InLegacyGenerator, InView])
 def test_object_that_a_model_and_its_file_hold_is_one_in_a_trace(kind: type[nn.Module], has_run: bool) -> None:
-    ARRAY[:], BYTES[:] = 0, bytes(2)
+    ARRAY[:], BYTES[:], VIEW[:] = 0, bytes(2), bytes(2)
     model = kind().eval()
     if has_run:
         model(torch.rand(2, 4))
-    before = ARRAY.tolist(), bytes(BYTES), RANDOM.getstate(), ITEMS.qsize()
+    before = state_of_file()
     try:
         extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
     except featx.TraceError:
         extractor = model
-    assert (ARRAY.tolist(), bytes(BYTES), RANDOM.getstate(), ITEMS.qsize()) == before
+    assert state_of_file() == before
     for x in (torch.rand(2, 4), torch.rand(5, 4)):
         found = extractor(x)
         assert torch.equal(found if extractor is model else found["output"], model(x))

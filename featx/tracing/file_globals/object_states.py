@@ -64,6 +64,7 @@ def states_of_objects(holders: Iterable[Holder]) -> list[ObjectState]:
     numpy = sys.modules.get("numpy")  # which need not be installed
     if numpy is not None:
         kinds |= {numpy.ndarray: _of_array, numpy.random.Generator: _of_numpy_generator}
+        kinds[numpy.random.RandomState] = _of_legacy_numpy_generator
     places = ((holder, key, value) for holder in holders for key, value in holder.items_of(kinds))
     found = (kinds[type(value)](holder, key, value) for holder, key, value in places)
     return [state for state in found if state is not None]
@@ -113,6 +114,21 @@ def _of_numpy_generator(holder: Holder, key: Any, generator: Any) -> ObjectState
     return ObjectState(generator, lambda: pickle.dumps(bits.state), put)
 
 
+def _of_legacy_numpy_generator(holder: Holder, key: Any, generator: Any) -> ObjectState:
+    def put(state: bytes) -> None:
+        generator.set_state(pickle.loads(state))
+
+    return ObjectState(generator, lambda: pickle.dumps(generator.get_state(legacy=False)), put)
+
+
+def _of_view(holder: Holder, key: Any, view: memoryview) -> ObjectState | None:
+    def put(state: bytes) -> None:
+        view.cast("B")[:] = state
+
+    is_plain = view.c_contiguous and not view.readonly and 0 < view.nbytes <= _LARGEST_ARRAY
+    return ObjectState(view, view.tobytes, put) if is_plain else None
+
+
 def _of_array(holder: Holder, key: Any, value: Any) -> ObjectState | None:
     def put(numbers: bytes) -> None:
         value.data.cast("B")[:] = numbers
@@ -128,4 +144,5 @@ _KINDS: dict[type, Callable[[Holder, Any, Any], ObjectState | None]] = {
     io.BytesIO: _of_file,
     io.StringIO: _of_file,
     random.Random: _of_random,
+    memoryview: _of_view,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Collection, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
@@ -78,6 +79,7 @@ def _tensors_kept(modules: Iterable[nn.Module]) -> set[int]:
     for module in modules:
         values += [module, *(value for hook in _hooks_of(module) for value in _held_by(hook))]
     values += [value.__dict__ for value in values if isinstance(value, nn.Module)]
+    values += [value.get(None) for value in values if isinstance(value, ContextVar)]
     # The first level of attributes as they are, whatever their number.
     level = [*values, *(item for value in values if isinstance(value, dict) for item in value.values())]
     found = {id(value) for value in level if isinstance(value, torch.Tensor)}

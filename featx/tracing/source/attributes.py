@@ -111,6 +111,12 @@ def changed_parts(node: ast.AST) -> list[ast.expr]:
     return []
 
 
+def _set_parts(node: ast.AST) -> list[ast.expr]:
+    """Return the expression that a piece of code sets: a context variable, by `VARIABLE.set(value)`."""
+    is_set = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set"
+    return [node.func.value] if is_set else []  # type: ignore[union-attr]
+
+
 def names_along(part: ast.AST) -> list[str]:
     """Return the names in `self.block.sizes["x"]`: self, block, sizes. The first is "" for what is no name: `f().x`."""
     attributes: list[str] = []
@@ -139,7 +145,7 @@ def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str
         if definition_of(reached) is None:
             found |= _names_and_texts(reached.__code__)
         for node in _nodes_in(reached):
-            found |= {names_along(part)[-1] for part in changed_parts(node)}
+            found |= {names_along(part)[-1] for part in (*changed_parts(node), *_set_parts(node))}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
                 found |= {
                     each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
