@@ -210,6 +210,16 @@ class InArray(Holds):
         return self.first(x) * float(self.array[0])
 
 
+class InPartOfArray(Holds):
+    def __init__(self) -> None:
+        super().__init__()
+        self.array = ARRAY[1:]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ARRAY[1] = 3.0
+        return self.first(x) * float(self.array[0])
+
+
 class InBytes(Holds):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         BYTES[0] = 3
@@ -246,7 +256,7 @@ def state_of_file() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("has_run", [False, True])
-@pytest.mark.parametrize("kind", [InArray, InBytes, InGenerator, InQueue, InLegacyGenerator, InView])
+@pytest.mark.parametrize("kind", [InArray, InPartOfArray, InBytes, InGenerator, InQueue, InLegacyGenerator, InView])
 def test_object_that_a_model_and_its_file_hold_is_one_in_a_trace(kind: type[nn.Module], has_run: bool) -> None:
     ARRAY[:], BYTES[:], VIEW[:] = 0, bytes(2), bytes(2)
     model = kind().eval()

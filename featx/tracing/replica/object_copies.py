@@ -131,7 +131,8 @@ class ObjectCopies:
                 return maker(self, value)
         if kind.__module__.partition(".")[0] == "numpy":
             self.have_hidden_state = True
-            return self.note(value, _copy_of_numpy(value))
+            is_view_of_shared = id(getattr(value, "base", None)) in self._shared
+            return value if is_view_of_shared else self.note(value, _copy_of_numpy(value))
         if isinstance(value, _COPIED_BY_PYTHON) or (isinstance(value, Iterator) and not hasattr(value, "read")):
             return self.note(value, self._copied_by_python(value))
         if is_plain_object(value):
