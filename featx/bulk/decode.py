@@ -30,7 +30,7 @@ def decode_image(item: Any) -> Any:
     if isinstance(item, image.Image):
         return _in_rgb(operations.exif_transpose(item), item.format)
     if isinstance(item, dict) and "bytes" in item:  # of datasets, undecoded
-        item = item["bytes"]
+        item = item["path"] if item["bytes"] is None and "path" in item else item["bytes"]
     if isinstance(item, bytes):
         from io import BytesIO
 

@@ -188,13 +188,19 @@ def _traced(
         raise
     except Exception as error:  # the model's own
         leaves = tensors_in(example)
-        are_batches = bool(leaves) and all(leaf.dim() > 1 and leaf.shape[1] == 1 for leaf in leaves)
+        are_batches = bool(leaves) and all(map(_has_batch_of_one, leaves))
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         hint = f". It got the shape {shapes}; transform=... (--size for pixels) makes another input of a sample"
         if are_batches:
             hint = ". A sample has no dimension for the batch; take the first item, value[0], of each tensor"
         raise ExtractionError(f"the model fails on the first sample: {type(error).__name__}: {error}{hint}") from error
     return extractor.eval()
+
+
+def _has_batch_of_one(batch: torch.Tensor) -> bool:
+    """Say whether the samples of a batch seem to be batches of one, and not images of one channel."""
+    is_of_images = batch.is_floating_point() and batch.dim() == 4
+    return batch.dim() > 1 and batch.shape[1] == 1 and not is_of_images
 
 
 def _format_of(columns: Iterable[Column]) -> Format:

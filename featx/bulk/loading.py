@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 from featx.bulk.packing import Packed, number_of_tensors, pack, unpack
 from featx.bulk.sources import Source
 from featx.errors import ExtractionError
-from featx.tree import tree_leaves, tree_map
+from featx.tree import tensors_in, tree_leaves, tree_map
 
 # A batch that has been read is sent within that time.
 _SECONDS_TO_SEND = 5.0
+# What torch says where shared memory is full.
+_NO_SHARED_MEMORY = "unable to allocate shared memory"
 # How often it is looked whether the processes still read.
 _SECONDS_BETWEEN_LOOKS = 1.0
 # So many batches a process that reads has begun ahead of the one that is needed.
@@ -240,6 +242,11 @@ def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
         try:
             return next(found)
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, StopIteration) as error:
+            if _NO_SHARED_MEMORY in str(error):
+                raise ExtractionError(
+                    "a batch does not fit into shared memory. Nothing that was written is lost; start the job again to "
+                    "go on, with fewer workers, a smaller batch_size, or more shared memory (/dev/shm)"
+                ) from None
             is_waiting = isinstance(error, RuntimeError) and "timed out" in str(error)
             if count != (count := watched.count.value):  # a large batch takes its time
                 limit = time.monotonic() + timeout + _SECONDS_TO_SEND
@@ -297,9 +304,16 @@ class _ChildSignal:
 
 
 def _sent(samples: list[tuple[int, Any]]) -> Batch | Packed:
-    """Return a batch as it is sent from a process that reads."""
+    """Return a batch as it is sent from a process that reads: in shared memory.
+
+    Where that is full, the error is one of reading. A thread of the DataLoader, which would move the tensors there
+    later, tells nobody of it.
+    """
     batch = _collated(samples)
-    return pack(batch) if number_of_tensors(batch.groups) > _MOST_TENSORS else batch
+    sent = pack(batch) if number_of_tensors(batch.groups) > _MOST_TENSORS else batch
+    for tensor in sent.tensors.values() if isinstance(sent, Packed) else tensors_in(batch.groups):
+        tensor.share_memory_()
+    return sent
 
 
 def _collated(samples: list[tuple[int, Any]]) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -74,7 +74,7 @@ class Reader:
 
     def __call__(self, item: Any) -> Any:
         """Return the input."""
-        value = self._decoded(item) if self.load is None else self.load(item)
+        value = self._decoded(item) if self.load is None else _as_input(self.load(item))
         return self.preprocessing.early(value)
 
     def _decoded(self, item: Any) -> Any:
@@ -95,3 +95,15 @@ class Reader:
     def decoder(self) -> str:
         """What decodes, with its version, or what `load` is."""
         return decoder() if self.load is None else text_of(self.load)
+
+
+def _as_input(loaded: Any) -> Any:
+    """Return what `load` gives; what a tokenizer returns becomes a dict, with tensors in the place of its lists."""
+    if not isinstance(loaded, Mapping):
+        return loaded
+    items = cast("Mapping[str, Any]", loaded).items()
+    return {name: torch.tensor(value) if _are_numbers(value) else value for name, value in items}
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) in (bool, int, float) for each in value)

@@ -82,7 +82,9 @@ def _footer(job: Job, folder: Folder, shard: int) -> Footer | None:
     except ExtractionError:
         return None
     is_whole = footer.rows + len(footer.failures) == len(job.numbers(shard))
-    return footer if is_whole and footer.about.get("job") == job.digest else None
+    # Somebody may have copied the file of another shard.
+    is_own = footer.about.get("job") == job.digest and footer.about.get("shard") == shard
+    return footer if is_whole and is_own else None
 
 
 def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None:

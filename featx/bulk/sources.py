@@ -172,6 +172,7 @@ def _source(source: Any, column: str | None, *, has_load: bool = False) -> Sourc
         raise ArgumentTypeError("a DataLoader gives batches, in an order of its own; give loader.dataset")
     is_list = isinstance(source, (list, tuple))
     if is_list and any(map(_is_path, cast("Sequence[Any]", source))):
+        _refuse_column(column, "a list of paths")
         return _of_list(cast("Sequence[Any]", source), has_load=has_load)
     is_mapping = isinstance(source, (bytes, dict)) and not hasattr(source, "column_names")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_mapping:
@@ -204,6 +205,8 @@ def _of_list(source: Iterable[Any], *, has_load: bool) -> Source:
 
 
 def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
+    if not path:
+        raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
     if path.endswith(".tar") and not os.path.exists(path):
         return _of_tars(_expanded(path), has_load=has_load)
     if _is_url(path):
@@ -219,6 +222,7 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
         return _of_folder(place, has_load=has_load)
     suffix = place.suffix.lower()
     if suffix == ".tar":
+        _refuse_column(column, f"the tar file '{path}'")
         return _of_tars([path], has_load=has_load)
     if suffix in LISTS:
         return Paths(read_list(path, place.read_bytes(), column), f"the list '{path}'", str(place.parent))

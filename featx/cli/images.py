@@ -18,6 +18,7 @@ from featx.bulk.preprocessing import find_preprocessing
 from featx.cli.errors import UserError
 from featx.errors import FeatxError, MissingExtraError
 from featx.examples import find_example
+from featx.tree import tensors_in
 
 # Of ImageNet, with which most networks are trained.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -129,7 +130,12 @@ def _of_preset(preset: Any, model: nn.Module, size: int | None) -> Callable[[Any
 
 def _side_of_example(model: nn.Module) -> int:
     example = find_example(model)
-    return int(example.args[0].shape[-1]) if example is not None and isinstance(example.args[0], torch.Tensor) else 224
+    if example is None:
+        return 224
+    tensors = tensors_in((example.args, example.kwargs))
+    if not any(tensor.is_floating_point() for tensor in tensors):
+        raise UserError(f"{type(model).__name__} takes no images; featx extract computes features of other data")
+    return next((tensor.shape[-1] for tensor in tensors if tensor.dim() == 4), 224)
 
 
 @dataclass(frozen=True)

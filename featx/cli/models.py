@@ -139,6 +139,9 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         load = lambda: torch.load(path, map_location="cpu", weights_only=True)  # noqa: E731
     try:
         state = load()
+    except Exception as error:  # whatever another file leads to
+        raise UserError(f"'{path}' is no file of weights, of safetensors or torch.save: {_short(error)}") from error
+    try:
         if isinstance(state, dict):
             held = cast("dict[str, Any]", state)
             state = next((held[name] for name in _NAMES_OF_STATE if name in held), held)

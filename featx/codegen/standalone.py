@@ -143,6 +143,11 @@ def write_standalone(
         raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
     save = _safetensors()
     sources, aliases, imports = _functions(known)
+    code_of_all = "\n".join(code.src for code in codes.values())
+    for alias, function in [*aliases.items()]:
+        if re.search(rf"\b{function}\b(?!\()", code_of_all):  # a variable has that name
+            sources.append(f"{alias} = {function}")
+            del aliases[alias]
     methods = _methods({mode: _renamed(code.src, aliases) for mode, code in codes.items()}, name)
     constructors = _constructors(module, graphs.values())
     tensors, lines = _tensors(module, constructors)

@@ -8,6 +8,8 @@ from html import escape
 
 import torch
 
+from featx.errors import NodeNameError
+from featx.ir.paths import did_you_mean
 from featx.passes.hierarchy import Hierarchy
 from featx.passes.table_format import clipped, format_table, with_prefix
 from featx.passes.traffic import bytes_of
@@ -115,6 +117,17 @@ class CostReport:
     def total(self) -> ModuleCost:
         """The cost of the whole graph."""
         return self.modules[0]
+
+    def __getitem__(self, path: str) -> ModuleCost:
+        """Return the cost of the module at a path.
+
+        Raises:
+            NodeNameError: no module of this path has run.
+        """
+        found = {module.path: module for module in self.modules}
+        if path not in found:
+            raise NodeNameError(f"no module '{path}' has run.{did_you_mean(path, found)}", path)
+        return found[path]
 
     @property
     def unknown(self) -> dict[str, tuple[str, ...]]:

@@ -456,7 +456,7 @@ class Large:
     def __repr__(self):
         return "Large()"
 net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-options = dict(transform=Large(), workers=2, batch_size=4, progress=False, timeout=10)
+options = dict(transform=Large(), workers=2, batch_size=4, progress=False)
 featx.extract(net, ["1"], sys.argv[1], sys.argv[2], **options)
 """
 
@@ -469,8 +469,21 @@ def test_full_shared_memory_gives_an_error_and_no_hang(photos: Path, tmp_path: P
     job = [*command, sys.executable, "-c", _FULL, str(photos), str(tmp_path / "out")]
     found = subprocess.run(job, capture_output=True, text=True, timeout=100, check=False)
     assert found.returncode == 1
-    assert "ExtractionError: a process that reads samples was lost" in found.stderr
+    assert "ExtractionError: a batch does not fit into shared memory" in found.stderr
     assert "more shared memory (/dev/shm)" in found.stderr
+
+
+def test_file_of_another_shard_counts_as_not_there(net: Net, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    table = run(net, photos, folder)
+    keys = list(table.keys)
+    first, second = sorted(folder.glob("part-*"))[:2]
+    whole = second.read_bytes()
+    assert len(first.read_bytes()) != 0
+    second.write_bytes(first.read_bytes())
+    table = run(net, photos, folder)
+    assert list(table.keys) == keys
+    assert second.read_bytes() == whole
 
 
 def test_rows_are_read_one_by_one(net: Net, photos: Path, tmp_path: Path) -> None:

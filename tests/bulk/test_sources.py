@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tarfile
 import time
+from collections import UserDict
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -626,3 +627,59 @@ def test_samples_that_are_dicts_have_their_image_under_a_usual_name(name: str, t
     table = run(Labelled(), tmp_path, transform=nn.Identity())
     plain = run(Normalized(), tmp_path / "plain", transform=nn.Identity())
     assert torch.equal(table.tensor("y"), plain.tensor("y"))
+
+
+def test_advice_for_an_image_of_one_channel_is_about_channels(photos: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ExtractionError, match=r"3 channels.*It got the shape \(2, 1, 16, 16\)") as raised:
+        run(tmp_path / "photos", tmp_path, transform=lambda image: pixels(image)[:1])
+    assert "dimension for the batch" not in str(raised.value)
+
+
+def test_column_of_what_has_no_columns_is_refused(photos: list[str], tmp_path: Path) -> None:
+    paths = [str(tmp_path / each) for each in photos]
+    with pytest.raises(ArgumentTypeError, match=r"column='label'.*a list of paths has no columns"):
+        run(paths, tmp_path, column="label")
+
+
+def test_empty_text_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentTypeError, match="the source is an empty text"):
+        run("", tmp_path)
+
+
+def test_undecoded_images_of_a_data_set_may_be_paths(photos: list[str], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    paths = [str(tmp_path / each) for each in photos]
+    dataset = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image(decode=False))
+    assert dataset[0]["image"]["bytes"] is None
+    table = run(dataset, tmp_path)
+    assert torch.allclose(table.tensor("y"), expected(make_net(), tmp_path, photos), atol=1e-6)
+
+
+class Texts(Dataset[str]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> str:
+        return "abc" * (index + 1)
+
+
+class Embeds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.embedding(input_ids)).mean(1)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_what_a_tokenizer_returns_is_an_input(kind: Any, tmp_path: Path) -> None:
+    """Lists of numbers, in a dict or, as by transformers, in a UserDict."""
+    torch.manual_seed(0)
+    model = Embeds().eval()
+    options = {"load": lambda text: kind(input_ids=[len(text) % 10, 1, 2]), "workers": 0, "progress": False}
+    table = featx.extract(model, {"output": "y"}, Texts(), tmp_path / "out", batch_size=3, **options)
+    with torch.no_grad():
+        found = model(torch.tensor([[len(text) % 10, 1, 2] for text in (Texts()[place] for place in range(4))]))
+    assert torch.allclose(table.tensor("y"), found, atol=1e-6)

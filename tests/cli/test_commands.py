@@ -217,6 +217,8 @@ def test_weights_of_a_file(tmp_path: Path, photos: Path) -> None:
     assert "there is no folder" in run("features", *arguments).stderr
     torch.save(torchvision.models.resnet34().state_dict(), tmp_path / "other.pt")
     assert "does not fit the model" in failed("nodes", "torchvision:resnet18", "--weights", tmp_path / "other.pt")
+    (tmp_path / "notes.pt").write_text("no weights")
+    assert "is no file of weights" in failed("nodes", "torchvision:resnet18", "--weights", tmp_path / "notes.pt")
 
 
 @pytest.mark.slow

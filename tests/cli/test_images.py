@@ -11,6 +11,7 @@ import torch
 import torchvision
 from PIL import Image
 
+from featx.cli.errors import UserError
 from featx.cli.images import find_images
 
 
@@ -63,3 +64,14 @@ def test_of_transformers(photo: Path, tmp_path: Path, kind: str, size: int | Non
     expected = processor(image, return_tensors="pt", **options)["pixel_values"][0]
     assert expected.shape == (3, size or 224, size or 224)
     assert torch.equal(made(photo, None, f"hf:{tmp_path / 'model'}", size), expected)
+
+
+def test_side_of_a_model_of_transformers_without_a_processor(photo: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8))
+    model.save_pretrained(tmp_path)
+    assert made(photo, model, f"hf:{tmp_path}", None).shape == (3, 32, 32)
+    text = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=50))
+    with pytest.raises(UserError, match="BertModel takes no images"):
+        made(photo, text, "hf:none", None)

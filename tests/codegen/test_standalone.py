@@ -434,3 +434,13 @@ def test_copies_of_named_tuples_are_such_and_one_tensor_stays_one() -> None:
     assert found.first is found.others[0]
     assert found.first is not x
     assert torch.equal(found.first, x)
+
+
+@pytest.mark.parametrize("function", [torch.flatten, lambda value: value * 2])
+def test_function_of_the_user_that_is_applied_to_a_feature_stands_alone(function: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    extractor = extractor_of(model, {"0": featx.Feature("v", apply=function), "1": "relu"})
+    found = written(extractor, tmp_path)()(X)
+    with torch.no_grad():
+        assert torch.equal(found["v"], function(model[0](X)))
+        assert torch.equal(found["relu"], model(X))

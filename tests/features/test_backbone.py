@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -683,3 +684,27 @@ def test_edits_of_a_backbone(resnet: nn.Module) -> None:
     with torch.no_grad():
         expected = dict(resnet.named_modules())["layer3"](plain["0"] * 2)
     assert torch.equal(edited["1"], expected)
+
+
+class ActivatesOutside(nn.Module):
+    """The layers of each stage lie in lists, and forward activates what they return."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        widths = [3, 8, 16, 32]
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = self.activation(norm(conv(x)))
+        return x
+
+
+@pytest.mark.parametrize("activation", [torch.relu, torch.relu_, nn.functional.gelu])
+def test_stage_is_the_last_value_also_where_layers_lie_in_lists(activation: Any) -> None:
+    torch.manual_seed(0)
+    model, x = ActivatesOutside(activation).eval(), torch.rand(1, 3, 64, 64)
+    backbone = featx.create_backbone(model, strides=(4, 8))
+    assert torch.equal(list(backbone(x).values())[-1], model(x))

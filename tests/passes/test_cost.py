@@ -454,3 +454,11 @@ def test_inference_mode_counts_the_same() -> None:
         assert cost_of(model, torch.rand(2, 3, 8)).total == expected
     assert inside.total.flops == 2 * 5 * 4 * 4 + 2 * 5 * 5 * 8
     assert "aten::addmm" in inside.nodes[0].operators
+
+
+def test_cost_of_a_module_is_found_by_its_path() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 2)))
+    report = featx.cost(model, torch.rand(3, 4))
+    assert report["1.0"].flops == 2 * 3 * 8 * 2
+    with pytest.raises(featx.NodeNameError, match=r"no module '1\.1' has run"):
+        report["1.1"]

@@ -253,6 +253,37 @@ def test_what_hooks_store_in_a_context_variable_or_by_ids_of_layers_is_followed(
         assert torch.equal(extractor(x)["output"], model(x))
 
 
+class Registry:
+    found: dict[str, torch.Tensor] = {}
+
+    @classmethod
+    def put(cls, value: torch.Tensor) -> None:
+        cls.found["x"] = value
+
+
+class StoresByRegistry(nn.Module):
+    """The hook calls a function that stores, which no source of the hook shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.net[0].register_forward_hook(lambda layer, inputs, output: Registry.put(output))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) + Registry.found["x"]
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_what_a_hook_stores_by_another_function_is_followed(has_run: bool) -> None:
+    Registry.found.clear()
+    model = StoresByRegistry().eval()
+    if has_run:
+        model(torch.rand(2, 4))
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))
+
+
 def test_attribute_of_a_layer_that_a_hook_sets_is_followed() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:

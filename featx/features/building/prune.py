@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 
+import torch
 from torch import nn
 
 from featx.errors import ForeignNodeError
@@ -40,8 +41,9 @@ def prune(
     of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
     overwrites later is cloned where it is right: the value itself is returned, and what comes behind computes with the
     clone, so that gradients of later values with respect to it exist. Where other values share its memory and are read
-    later, the clone is returned. Calls ahead of the one that overwrites the value read the clone then, and that one
-    finds it copied back. All inputs stay. `graph` is not changed. O(nodes + edges).
+    later, the clone is returned; the value has a gradient then if nothing but itself is read of its memory until the
+    call that overwrites it: calls ahead read the clone, and that one finds it copied back. All inputs stay. `graph` is
+    not changed. O(nodes + edges).
 
     Args:
         graph: a traced graph of `root`.
@@ -67,25 +69,27 @@ def prune(
     versions: dict[Node, Node] = {}
     # Values of which a clone is returned, with the call that first writes over them, if it is still to come.
     aside: dict[Node, Node] = {}
+    # Where gradients are off, a clone has none: the model goes on with the value itself.
+    has_gradients = True
     for node in graph.nodes:
         if node in liveness.kept:
             for each in [each for each, writer in aside.items() if writer is node]:
                 del aside[each]
-                if liveness.writes_itself(node, each):
-                    small.call_method("copy_", (copies[each], returned[each]))
-            read = {each: returned[each] for each in aside if not liveness.may_alias(node, each)}
-            known = copies | read if read else copies
+                small.call_method("copy_", (copies[each], returned[each]))
+            known = copies | {each: returned[each] for each in aside} if aside else copies
             copies[node] = returned[node] = small.node_copy(node, known.__getitem__)
             if node in checked:
                 versions[node] = small.call_function(version_of, (copies[node],))
             if node in overwritten:
                 # Gradients of what comes behind flow through the value itself only if that goes on with the clone.
-                behind = liveness.nodes_to_clone_behind(node)
+                behind = liveness.nodes_to_clone_behind(node) if has_gradients else []
                 for each in behind or [node]:
                     clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
                     (copies if behind else returned)[each] = clone
-                if not behind and (writer := liveness.first_writer_of(node)) is not None:
+                if not behind and has_gradients and (writer := liveness.only_read_until(node)) is not None:
                     aside[node] = writer
+            if node.target is torch._C._set_grad_enabled:
+                has_gradients = node.args[0] is not False
     for node, version in versions.items():
         what = f"'{_name_of(node)}' was written in place by {' or '.join(map(repr, checked[node]))}"
         small.call_function(check_version, (returned[node], version, what))
@@ -248,20 +252,24 @@ class _Liveness:
             last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
         return found
 
-    def first_writer_of(self, node: Node) -> Node | None:
-        """Return the first kept call behind `node` that may write into its memory, if that is of this call alone."""
+    def only_read_until(self, node: Node) -> Node | None:
+        """Return the first call that writes a value, if until then its memory is read by calls on the value alone.
+
+        None where these may pass it on, where another value of that memory is read or written, or where the memory
+        exists outside of this call.
+        """
         if node.target is module_output or self._memory.is_external(node):
             return None
-        return min(self._writers_behind(node, self._memory), default=None)
-
-    def writes_itself(self, writer: Node, node: Node) -> bool:
-        """Say whether a call writes a value itself, and not another one that shares its memory."""
-        effects = self._effects.of(writer)
-        return node in effects.writes and not effects.is_opaque
-
-    def may_alias(self, node: Node, source: Node) -> bool:
-        """Say whether the result of a call may share memory with one of its arguments."""
-        return source in self._effects.of(node).shares
+        writer = min(self._writers_behind(node, self._memory), default=None)
+        if writer is None or node not in self._effects.of(writer).writes or self._effects.of(writer).is_opaque:
+            return None
+        group = self._memory.of(node)
+        for other in self.kept:
+            if node < other < writer:
+                sources = [source for source in other.all_input_nodes if self._memory.of(source) == group]
+                if any(source is not node for source in sources) or node in self._effects.of(other).shares:
+                    return None
+        return writer
 
     def _writers_behind(self, node: Node, memory: MemoryGroups) -> set[Node]:
         group = memory.of(node)

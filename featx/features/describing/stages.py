@@ -49,8 +49,8 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     `feature_maps`. Else, if the values of the model have several strides, the stage of a stride is the last value of
     it, among those of least depth: `layer2` of a ResNet, and not what the first convolutions of `layer3` give ahead of
     their stride. A container whose modules give all of these strides, such as the `encoder.stages` of a ConvNeXt, has
-    the stages. If the values have one stride, stages are the blocks: the longest row of modules of one class, in one
-    container, that return the same shape.
+    the stages, if these values do not all come behind its own. If the values have one stride, stages are the blocks:
+    the longest row of modules of one class, in one container, that return the same shape.
     """
     maps = {row.name: found for row in traced.rows if (found := maps_of(row, traced))}
     found = declared_stages(model, traced, maps, image)
@@ -149,7 +149,14 @@ def _of_container(
     orders = [_in_order(last_at_each_stride(group, traced), traced) for group in groups.values()]
     joined = [_joined(order, found) for order in orders if len(order) >= (2 if len(found) == 2 else 3)]
     best = max(joined, key=_goodness, default=[])
-    return best if len(best) >= max(len(found), 1) else found
+    return best if len(best) >= max(len(found), 1) and not _are_behind(found, best, traced) else found
+
+
+def _are_behind(stages: list[Stage], others: list[Stage], traced: TracedRows) -> bool:
+    """Say whether each of the other stages is followed by an operation of that stride: `self.layers[0](x).relu()`."""
+    operations = [stage for stage in stages if traced.by_name[stage.name].kind != "module"]
+    places = {stage.stride: traced.nodes[stage.name] for stage in operations}
+    return all(other.stride in places and traced.nodes[other.name] <= places[other.stride] for other in others)
 
 
 def _joined(stages: list[Stage], others: list[Stage]) -> list[Stage]:

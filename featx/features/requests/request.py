@@ -146,9 +146,11 @@ def as_request(return_nodes: Any, argument: str, model: nn.Module | None = None)
             is_taken = OUTPUT in paths or OUTPUT in inspect.signature(model.forward).parameters
             wish, key = ("" if is_taken else OUTPUT), OUTPUT if key is None else key
         if isinstance(return_nodes, Mapping) and not _is_key(key):
+            is_turned = isinstance(key, nn.Module) or (isinstance(key, type) and issubclass(key, nn.Module))
+            hint = f"; the node comes first, and then the key: {{module: {_short(wish)}}}" if is_turned else ""
             raise ArgumentTypeError(
-                f"{argument} must give texts, a featx.Feature or a list of them as keys, got {key!r:.200} for "
-                f"{_short(wish)}"
+                f"{argument} must give texts, a featx.Feature or a list of them as keys, got {_short(key)} for "
+                f"{_short(wish)}{hint}"
             )
         parts.add(wish, key, paths, named)
     return parts.request()
@@ -186,6 +188,9 @@ class _Parts:
             self._add_all(f"class {wish.__name__}", {path: (path,) for path in found}, key)
         else:
             hint = f"; say of what it is: {{'layer4': {_short(wish)}}}" if isinstance(wish, Feature) else ""
+            name = getattr(wish, "name", None)
+            if isinstance(name, str):  # a row of `featx.nodes`
+                hint = f"; give its name: {name!r}"
             raise ArgumentTypeError(
                 f"{self._argument} may have names, modules of the model and classes of modules, got {_short(wish)}"
                 f"{hint}"

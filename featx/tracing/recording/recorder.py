@@ -450,6 +450,7 @@ class Recorder(TracerBase):
         self.earlier.refuse(tensor)
         path = self.owned.get(id(tensor))
         if path is None:
+            self.hooks.check_foreign()
             followed = (each for each, _ in self.write_log.memories)
             return constant_of(tensor, self._replica, followed, is_unseen=self.is_unseen(tensor))
         node = self._reads.get(path)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from featx.libraries import is_collecting_hook
 from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import containers_in
 from featx.tracing.signals import NeedsHooks, Untraceable
@@ -51,6 +52,15 @@ class ModelHooks:
     def keep(self, tensor: torch.Tensor) -> bool:
         """Say whether a hook may have stored a tensor, which no module has registered."""
         return bool(self._paths) and id(tensor) in self._kept
+
+    def check_foreign(self) -> None:
+        """Ask for hooks to run where forward uses a tensor of no module: a hook may have put it where nobody looks."""
+        if not self.are_run and any(map(_may_store, self._hooked)):
+            raise NeedsHooks
+
+    @functools.cached_property
+    def _hooked(self) -> list[nn.Module]:
+        return [self._roots[-1].get_submodule(path) for path in self._paths]
 
     def check_read(self, module: nn.Module, paths: Iterable[str]) -> None:
         """Raise where forward of a module may read what hooks change, of modules at `paths` or inside of these."""
@@ -92,6 +102,10 @@ def _tensors_kept(modules: Iterable[nn.Module]) -> set[int]:
 
 def _hooks_of(module: nn.Module) -> tuple[Any, ...]:
     return *module._forward_hooks.values(), *module._forward_pre_hooks.values()
+
+
+def _may_store(module: nn.Module) -> bool:
+    return not all(map(is_collecting_hook, _hooks_of(module)))
 
 
 def _names_changed_by(hook: Any) -> frozenset[str]:
