@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--case", choices=list(CASES), action="append", default=[])
     parser.add_argument("--way", choices=list(PEERS), action="append", default=[], help="beside the cut by hand")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--budget", type=float, default=120.0, help="seconds of featx.optimize for a size of a batch"
-    )
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of featx.optimize for a size of a batch")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "speed.md")
     options = parser.parse_args()
