@@ -104,6 +104,7 @@ def test_every_file_has_a_place_among_the_layers() -> None:
     assert [name(path) for path in FILES if package_of(path) not in PLACE] == []
 
 
+@pytest.mark.slow
 def test_files_import_only_from_what_stands_before_them() -> None:
     assert faults_in(FILES, faults) == {}
 
@@ -171,6 +172,7 @@ def uses_torch_fx(tree: ast.AST) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_one_folder_uses_torch_fx() -> None:
     files = [*FILES, ROOT / "__init__.py"]
     users = [name(path) for path in files if uses_torch_fx(parsed(path))]
@@ -208,6 +210,7 @@ def private_names(path: Path, tree: ast.Module) -> list[str]:
     return [dotted for dotted in taken if dotted.rpartition(".")[2].startswith("_")]
 
 
+@pytest.mark.slow
 def test_files_import_no_private_names() -> None:
     assert faults_in(FILES, private_names) == {}
 
@@ -237,10 +240,12 @@ def writes_one_of(node: ast.AST, names: set[str]) -> bool:
     return (is_item or is_writer) and isinstance(node.value, ast.Name) and node.value.id in names
 
 
+@pytest.mark.slow
 def test_files_keep_no_state_at_module_level() -> None:
     assert faults_in(FILES, state_at_module_level) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "count"),
     [

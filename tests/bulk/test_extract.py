@@ -113,6 +113,7 @@ def test_maps_go_into_arrow_files(net: Net, photos: Path, tmp_path: Path) -> Non
     assert table.tensor("map").shape == (20, 4, 7, 7)
 
 
+@pytest.mark.slow
 def test_the_model_is_as_before(net: Net, photos: Path, tmp_path: Path) -> None:
     net.train()
     net.norm.eval()
@@ -126,6 +127,7 @@ def test_the_model_is_as_before(net: Net, photos: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(table.tensor("logits"), expected(make_net(), photos, table.keys))
 
 
+@pytest.mark.slow
 def test_an_extractor_is_taken_as_it_is(net: Net, photos: Path, tmp_path: Path) -> None:
     extractor = featx.create_feature_extractor(net, {"fc": "logits"}, example_inputs=torch.rand(2, 3, 16, 16))
     extractor.train()
@@ -255,6 +257,7 @@ def test_a_pattern_that_fits_no_file_is_refused(net: Net, tmp_path: Path, patter
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_data_set_of_hugging_face(net: Net, photos: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     paths = [str(photos / key) for key in keys_in(photos)]
@@ -364,6 +367,7 @@ def test_what_cannot_be_read_fails_alone(net: Net, photos: Path, tmp_path: Path)
         table.get("empty.png")
 
 
+@pytest.mark.slow
 def test_sample_of_a_data_set_is_found_by_its_number(tmp_path: Path) -> None:
     net, values = nn.Sequential(nn.Linear(4, 3)), torch.rand(5, 4)
     dataset = torch.utils.data.TensorDataset(values)

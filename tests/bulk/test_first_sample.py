@@ -72,6 +72,7 @@ def test_other_samples_are_another_job_also_where_some_cannot_be_read(tmp_path: 
         run(Other(10), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_timeout_holds_when_a_job_starts(tmp_path: Path) -> None:
     """Otherwise this test takes an hour."""
     table = run(Unreliable(5, seconds=3600), tmp_path, timeout=0.5, workers=1)

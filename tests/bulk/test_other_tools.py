@@ -35,6 +35,7 @@ def test_polars(vectors: featx.FeatureTable) -> None:
     assert np.array_equal(frame["pooled"].to_numpy().astype(np.float16), vectors.tensor("pooled").numpy())
 
 
+@pytest.mark.slow
 def test_duckdb(vectors: featx.FeatureTable) -> None:
     duckdb = pytest.importorskip("duckdb")
     rows = duckdb.sql(f"select key, logits from read_parquet({vectors.paths!r}) order by key").fetchall()
@@ -43,6 +44,7 @@ def test_duckdb(vectors: featx.FeatureTable) -> None:
     assert np.allclose([values for _, values in rows], vectors.tensor("logits")[order].numpy(), atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_datasets(vectors: featx.FeatureTable, maps: featx.FeatureTable, kind: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
@@ -76,6 +78,7 @@ def test_faiss(vectors: featx.FeatureTable) -> None:
     assert np.allclose(distances[:, 1], np.sort(by_hand, 1)[:, 1], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_torch_data_loader(vectors: featx.FeatureTable) -> None:
     loader = torch.utils.data.DataLoader(vectors, batch_size=7, shuffle=True, num_workers=2)
     found: dict[str, torch.Tensor] = {}

@@ -78,6 +78,7 @@ def test_a_row_may_be_written(table: featx.FeatureTable) -> None:
     assert torch.equal(table[3]["vector"], before)
 
 
+@pytest.mark.slow
 def test_threads_and_processes_read_one_table(table: featx.FeatureTable) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda seed: check(table, random.Random(seed).sample(range(70), 30)), range(4)))

@@ -31,6 +31,7 @@ def memory() -> Any:
     files.pseudo_dirs[:] = [""]
 
 
+@pytest.mark.slow
 def test_the_same_features_as_on_a_disk(net: Net, photos: Path, tmp_path: Path, memory: str) -> None:
     (photos / "bad.png").write_bytes(b"no image")
     for kind, nodes in (("parquet", {"fc": "logits"}), ("arrow", {"conv": "map"})):
@@ -47,6 +48,7 @@ def test_the_same_features_as_on_a_disk(net: Net, photos: Path, tmp_path: Path, 
         assert all(place.read(each) == (tmp_path / kind / each).read_bytes() for each in parts)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_and_others_are_refused(net: Net, photos: Path, memory: str) -> None:
     run(net, photos, memory)
     place: Any = open_folder(memory)

@@ -281,6 +281,7 @@ def test_an_interrupt_leaves_a_state_that_goes_on(
     assert run(net, photos, tmp_path / "out").is_complete
 
 
+@pytest.mark.slow
 def test_a_reading_process_that_dies_gives_an_error_and_no_hang(net: Net, photos: Path, tmp_path: Path) -> None:
     run(net, photos, tmp_path / "other")  # the example is read in this process
 
@@ -293,6 +294,7 @@ def test_a_reading_process_that_dies_gives_an_error_and_no_hang(net: Net, photos
         run(net, photos, tmp_path / "out", transform=deadly, workers=1)
 
 
+@pytest.mark.slow
 def test_ranks_share_the_shards(net: Net, photos: Path, tmp_path: Path) -> None:
     first = run(net, photos, tmp_path / "out", rank=0, world_size=2)
     assert first.missing == [1, 3]
@@ -407,6 +409,7 @@ def test_what_is_no_model_or_has_no_order_is_told(net: Net, photos: Path, tmp_pa
         run(net, tmp_path / "videos", tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_failures_are_tried_again(net: Net, photos: Path, tmp_path: Path, kind: str) -> None:
     good = (photos / "001.png").read_bytes()

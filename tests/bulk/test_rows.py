@@ -38,6 +38,7 @@ class Static(nn.Module):
         return self.out.copy_(self.net(x)) if len(x) == 4 else self.net(x)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_a_model_may_return_the_same_memory_each_time(net: Net, tmp_path: Path) -> None:
     keys = make_photos(tmp_path / "photos", 40)
     wrapped = nn.Sequential(Static(net)).eval()
@@ -68,6 +69,7 @@ class ByLargest(Net):
 DEPENDS, DRAWS = "depends on the other samples of a batch", "another one each time"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "reason"), [(Centred, DEPENDS), (ByLargest, DEPENDS), (Drawing, DRAWS)])
 def test_rows_that_are_not_those_of_samples_are_refused(kind: type[Net], reason: str, tmp_path: Path) -> None:
     make_photos(tmp_path / "photos", 8)
@@ -97,6 +99,7 @@ class CentredTokens(Padded):
         return found - found.mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_texts_with_padding_are_taken_and_those_that_are_centred_are_not(tmp_path: Path) -> None:
     rows = [{"ids": torch.tensor([5, 3, 7, 0]), "pad": torch.tensor([False, False, False, True])}] * 3
@@ -162,6 +165,7 @@ def test_a_sample_that_ends_its_process_is_a_failure(how: str, net: Net, tmp_pat
     assert torch.allclose(table.tensor("y"), expected(net, tmp_path / "photos", others), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_random_numbers_of_the_user_are_not_drawn(net: Net, tmp_path: Path) -> None:
     make_photos(tmp_path / "photos", 4)
     before = torch.get_rng_state()
@@ -231,6 +235,7 @@ class Drawn:
         return torch.rand(2)
 
 
+@pytest.mark.slow
 def test_random_transforms_draw_others_for_other_shards_and_by_the_seed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Identity()).eval()
     found: list[list[float]] = []
@@ -281,6 +286,7 @@ def test_sixteen_bits_of_grey_are_rounded(tmp_path: Path) -> None:
     assert np.asarray(decode_image(tmp_path / "a.png"))[0, :, 0].tolist() == [0, 0, 1, 254, 255]
 
 
+@pytest.mark.slow
 def test_the_handler_of_ended_processes_is_as_before(net: Net, tmp_path: Path) -> None:
     make_photos(tmp_path / "photos", 4)
     list(torch.utils.data.DataLoader([0, 1], num_workers=1))  # with which torch sets its own
@@ -289,6 +295,7 @@ def test_the_handler_of_ended_processes_is_as_before(net: Net, tmp_path: Path) -
     assert signal.getsignal(signal.SIGCHLD) is before
 
 
+@pytest.mark.slow
 def test_a_source_whose_first_samples_are_all_broken(net: Net, tmp_path: Path) -> None:
     keys = make_photos(tmp_path / "photos", 130)
     for key in keys[:105]:

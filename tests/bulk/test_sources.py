@@ -345,6 +345,7 @@ class Tensors(Dataset[torch.Tensor]):
         return self.images[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_images_have_the_dtype_of_the_weights(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -372,6 +373,7 @@ def test_a_model_that_fails_on_the_first_sample_is_told_so(tmp_path: Path) -> No
         )
 
 
+@pytest.mark.slow
 def test_another_job_is_told_by_what_differs_in_a_long_text(tmp_path: Path) -> None:
     data, model = Tensors(torch.rand(3, 3, 8, 8)), nn.Sequential(*[nn.Conv2d(3, 3, 1) for _ in range(12)]).eval()
     for pool, error in (("avg", None), ("max", "its code is '.*mean.*', and here it is '.*amax")):
@@ -396,6 +398,7 @@ class Compose(v1.Compose):
 NORMALIZED = [v1.Resize((16, 16)), v1.ToTensor(), v1.Normalize([0.5, 0.4, 0.3], [0.3, 0.2, 0.1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [v1.Compose, Compose, v2.Compose])
 def test_a_transform_is_called_as_it_is(kind: Any, photos: list[str], tmp_path: Path) -> None:
     transform = kind(NORMALIZED)

@@ -74,6 +74,7 @@ def test_cost() -> None:
     assert modules[0]["flops"] == report.total.flops
 
 
+@pytest.mark.slow
 def test_draw(tmp_path: Path) -> None:
     assert done("draw", "torchvision:resnet18", "-o", tmp_path / "a.html") == f"wrote {tmp_path / 'a.html'}\n"
     assert "layer4" in (tmp_path / "a.html").read_text()
@@ -303,6 +304,7 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     assert "no images in" in failed("features", "torchvision:resnet18", tmp_path / "empty", "-n", "fc")
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_name_is_told_before_all_images_are_read(photos: Path) -> None:
     (photos / "9.png").write_bytes(b"no image")
     arguments = ["features", "torchvision:resnet18", photos, "--size", 32, "-n"]
@@ -310,6 +312,7 @@ def test_a_mistake_in_a_name_is_told_before_all_images_are_read(photos: Path) ->
     assert "9.png' cannot be read as an image" in failed(*arguments, "layer1")
 
 
+@pytest.mark.slow
 def test_an_image_is_turned_as_its_camera_says(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     image = Image.fromarray(values)
@@ -348,6 +351,7 @@ def test_a_model_that_takes_no_images(photos: Path, tmp_path: Path, monkeypatch:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_a_picture_of_what_is_no_map(photos: Path, tmp_path: Path) -> None:
     output = ["-o", tmp_path / "a.npz", "--picture", tmp_path / "a.png"]
     result = run("features", "torchvision:resnet18", "--nodes", "layer1", "--pool", "avg", photos, *output)
@@ -355,6 +359,7 @@ def test_a_picture_of_what_is_no_map(photos: Path, tmp_path: Path) -> None:
     assert "--picture shows maps, and none of layer1 is one" in result.stderr
 
 
+@pytest.mark.slow
 def test_several_nodes_with_commas(photos: Path, tmp_path: Path) -> None:
     arguments = ["-n", "layer2=C3,layer[34]=*", photos, "-o", tmp_path / "a.npz"]
     text = done("features", "torchvision:resnet18", *arguments)
@@ -365,6 +370,7 @@ def test_the_version() -> None:
     assert done("--version").startswith("featx 0.")
 
 
+@pytest.mark.slow
 def test_usage() -> None:
     assert run("nodes").exit_code == 2
     assert run("features", "torchvision:resnet18").exit_code == 2
@@ -395,6 +401,7 @@ def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
 # -- inputs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_inputs_of_a_model_of_ones_own_are_given_by_their_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +427,7 @@ def test_inputs_of_a_model_of_ones_own_are_given_by_their_shapes(
     assert "2x9:int64; got '3x'" in failed("nodes", "of_two:make", "--input", "3x")
 
 
+@pytest.mark.slow
 def test_random_weights_are_told_and_the_same_each_time(photos: Path, tmp_path: Path) -> None:
     outputs = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     for output in outputs:

@@ -43,6 +43,7 @@ def test_of_torchvision(photo: Path, size: int | None, resized: int) -> None:
     assert torch.equal(made(photo, torchvision.models.resnet18(), "torchvision:resnet18", size), expected)
 
 
+@pytest.mark.slow
 def test_a_detector_gets_squares_that_are_not_normalized(photo: Path) -> None:
     """Its own transform leaves each image as large as it is, and the model normalizes."""
     model = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None)
@@ -51,6 +52,7 @@ def test_a_detector_gets_squares_that_are_not_normalized(photo: Path) -> None:
     assert 0 <= image.min() < image.max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 64])
 @pytest.mark.parametrize("kind", ["ViTImageProcessor", "CLIPImageProcessor"])
 def test_of_transformers(photo: Path, tmp_path: Path, kind: str, size: int | None) -> None:

@@ -128,6 +128,7 @@ def test_the_state_is_that_of_the_module(tmp_path: Path) -> None:
     assert copy.rnn.weight_ih_l0.grad is not None
 
 
+@pytest.mark.slow
 def test_the_tensors_are_a_safetensors_file(tmp_path: Path) -> None:
     extractor = extractor_of(resnet().eval(), ["layer1"])
     cls = written(extractor, tmp_path / "code")
@@ -167,6 +168,7 @@ def test_it_runs_where_featx_is_not(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True)
 
 
+@pytest.mark.slow
 def test_other_sizes_and_what_the_model_refuses(tmp_path: Path) -> None:
     extractor = extractor_of(resnet().eval(), ["layer2"])
     copy = written(extractor, tmp_path / "code")()
@@ -183,6 +185,7 @@ def test_other_sizes_and_what_the_model_refuses(tmp_path: Path) -> None:
         copy(torch.ones(4))
 
 
+@pytest.mark.slow
 def test_it_says_what_it_is(tmp_path: Path) -> None:
     written(extractor_of(resnet().eval(), {"layer2": "C3"}), tmp_path / "code")
     source = (tmp_path / "code" / "__init__.py").read_text()
@@ -191,6 +194,7 @@ def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert str(Path(torchvision.__file__).parent.parent) not in source
 
 
+@pytest.mark.slow
 def test_a_graph_module_is_followed_on_an_example(tmp_path: Path) -> None:
     module = featx.trace(swin().eval(), X)
     copy = written(module, tmp_path / "code", example_inputs=X, pickled=False)()
@@ -237,6 +241,7 @@ def test_what_needs_more_than_torch_is_refused_or_pickled(tmp_path: Path) -> Non
     assert (tmp_path / "meant" / "state.pt").exists()
 
 
+@pytest.mark.slow
 def test_without_safetensors_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

@@ -77,6 +77,7 @@ def test_graph_and_module_are_as_before() -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_extractor_shows_whole_modules_and_the_present_mode() -> None:
     model = torchvision.models.googlenet(weights=None, init_weights=False)
     with warnings.catch_warnings():

@@ -26,6 +26,7 @@ def resnet() -> featx.GraphModule:
     return featx.trace(torchvision.models.resnet50(weights=None).eval(), torch.rand(1, 3, 64, 64))
 
 
+@pytest.mark.slow
 def test_first_view_of_a_resnet_is_its_stages(resnet: featx.GraphModule) -> None:
     root = featx.draw(resnet).root
     labels = [item.label for item in shown(root, fold(root, None, sizes=False))]

@@ -22,6 +22,7 @@ def test_folders_are_the_calls_of_modules() -> None:
     assert [folder.call for folder in root.folders()] == [1, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_every_leaf_module_is_in_the_folder_of_its_parent() -> None:
     model = torchvision.models.resnet50(weights=None).eval()
     root = featx.draw(featx.trace(model, torch.rand(1, 3, 64, 64))).root
@@ -36,6 +37,7 @@ def test_every_leaf_module_is_in_the_folder_of_its_parent() -> None:
             assert name.rpartition(".")[0] == folder.path
 
 
+@pytest.mark.slow
 def test_folders_read_only_from_what_stands_ahead_of_them() -> None:
     """So the folded graph has no cycle, whatever is folded."""
     model = torchvision.models.googlenet(weights=None, init_weights=False).eval()

@@ -18,6 +18,7 @@ def leaves_of(graph: Any, **options: Any) -> dict[str, Leaf]:
     return {leaf.name: leaf for leaf in featx.draw(graph, **options).root.leaves()}
 
 
+@pytest.mark.slow
 def test_shapes_are_those_that_hooks_see() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     seen: dict[str, str] = {}

@@ -23,6 +23,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_maps_are_those_of_the_classifier(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[Any] = []
 
@@ -98,6 +99,7 @@ def test_example_says_when_it_was_trained_too_little(
     assert "mean IoU" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_figure_is_drawn(example: Any, tmp_path: Path) -> None:
     images, targets = example.paste_digits(torch.zeros(4, 3, 128, 128), torch.Generator().manual_seed(0))
     found = [{**target, "scores": torch.ones(3)} for target in targets]

@@ -52,6 +52,7 @@ def zeroed(head: int) -> Any:
     return change
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_patterns_and_logits_are_those_computed_by_hand(example: Any) -> None:
     model = example.Transformer().eval()
@@ -64,6 +65,7 @@ def test_patterns_and_logits_are_those_computed_by_hand(example: Any) -> None:
     assert torch.equal(found["output"], model(tokens))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_setting_a_head_to_zero_by_an_edit_equals_doing_so_by_hand(example: Any) -> None:
     model = example.Transformer().eval()
@@ -76,6 +78,7 @@ def test_setting_a_head_to_zero_by_an_edit_equals_doing_so_by_hand(example: Any)
     assert not torch.allclose(found["output"], model(tokens))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_patching_a_head_equals_a_hook_that_changes_what_the_projection_reads(example: Any) -> None:
     model = example.Transformer().eval()

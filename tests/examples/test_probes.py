@@ -23,6 +23,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_features_are_the_averages_of_what_hooks_see(example: Any) -> None:
     torch.manual_seed(0)
     network = example.Network(width=6, depth=3).eval()

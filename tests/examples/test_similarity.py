@@ -57,6 +57,7 @@ def test_table_has_the_cka_of_each_pair(example: Any) -> None:
     assert found[0, 2] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_features_are_what_hooks_see(example: Any) -> None:
     network = example.create_network(0, width=4, depth=3)
     images = torch.rand(5, 1, 8, 8)

@@ -267,6 +267,7 @@ class WithLoss(nn.Module):
         return {"scores": scores.softmax(-1)}
 
 
+@pytest.mark.slow
 def test_inputs_of_eval_mode_need_no_targets() -> None:
     model, x, targets = WithLoss().eval(), torch.rand(3, 3), torch.tensor([0, 1, 1])
     extractor = featx.create_feature_extractor(

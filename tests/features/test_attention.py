@@ -155,6 +155,7 @@ def test_multihead_attention_of_torch(options: dict[str, Any], batch_first: bool
     assert torch.equal(found["attention.probabilities"], expected)
 
 
+@pytest.mark.slow
 def test_the_encoder_of_torch() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -209,6 +210,7 @@ def test_a_module_of_that_name_is_itself() -> None:
     assert torch.equal(found["probabilities"], Named()(x))
 
 
+@pytest.mark.slow
 def test_who_asks_for_a_softmax_is_told() -> None:
     model = Wrapped(Attention({}))
     example = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
@@ -218,6 +220,7 @@ def test_who_asks_for_a_softmax_is_told() -> None:
         extractor_of(model, ["a*.attn_drop"], example)
 
 
+@pytest.mark.slow
 def test_who_edits_or_asks_for_probabilities_that_are_not_there_is_told() -> None:
     x = torch.randn(2, 3, 8)
     with pytest.raises(featx.NodeNameError, match=r"can be requested and not edited.* fused_attn=False of timm"):

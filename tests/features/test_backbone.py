@@ -92,6 +92,7 @@ def test_maps_of_a_model_that_works_with_channels_last() -> None:
     assert is_equal(last(X), hooked(model, "features.1"))
 
 
+@pytest.mark.slow
 def test_keys_and_the_image_itself(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides={1: "image", 32: "out"})
     found = backbone(X)
@@ -101,12 +102,14 @@ def test_keys_and_the_image_itself(resnet: nn.Module) -> None:
     assert backbone.channels == [3, 512]
 
 
+@pytest.mark.slow
 def test_all_strides_by_default(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet)
     assert backbone.strides == [2, 4, 8, 16, 32]
     assert [info.node for info in backbone.feature_info] == ["relu", "layer1", "layer2", "layer3", "layer4"]
 
 
+@pytest.mark.slow
 def test_a_list_in_place_of_a_dict(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(8, 16), as_list=True)
     found = backbone(X)
@@ -114,6 +117,7 @@ def test_a_list_in_place_of_a_dict(resnet: nn.Module) -> None:
     assert is_equal(found, hooked(resnet, "layer2", "layer3"))
 
 
+@pytest.mark.slow
 def test_other_sizes_and_batches(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(32,))
     for shape in ((1, 3, 224, 224), (3, 3, 97, 65), (5, 3, 32, 32)):
@@ -155,6 +159,7 @@ def test_blocks_of_a_vision_transformer(vit: nn.Module, blocks: Any, numbers: tu
     assert backbone.out_channels == 24
 
 
+@pytest.mark.slow
 def test_tokens_and_their_prefix(vit: nn.Module) -> None:
     backbone = featx.create_backbone(
         vit, blocks={2: "mid", 5: "last"}, layout="NLC", prefix_tokens=True, example_inputs=SQUARE
@@ -176,6 +181,7 @@ class BySize(nn.Module):
         return self.stage(self.stem(x))
 
 
+@pytest.mark.slow
 def test_sizes_at_which_the_model_does_something_else() -> None:
     model = BySize().eval()
     large, small = torch.rand(1, 3, 64, 64), torch.rand(2, 3, 32, 32)
@@ -252,6 +258,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_refused(resnet: nn.Module, name: str) -> None:
     options, kind, message = WRONG[name]
@@ -308,6 +315,7 @@ def test_a_branch_that_sees_a_scaled_image() -> None:
 # -- training ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_freezing_until_a_map(resnet: Any) -> None:
     backbone = featx.create_backbone(resnet, strides=(4, 8, 16)).freeze(until=8).train()
     before = resnet.layer2[0].bn1.running_mean.clone()
@@ -320,6 +328,7 @@ def test_freezing_until_a_map(resnet: Any) -> None:
     assert not backbone.layer2[0].bn1.training
 
 
+@pytest.mark.slow
 def test_unfreezing(resnet: Any) -> None:
     backbone = featx.create_backbone(resnet, strides=(4, 8, 16)).freeze().freeze_batch_norm().train()
     assert not any(module.training for module in backbone.modules() if isinstance(module, nn.BatchNorm2d))
@@ -332,6 +341,7 @@ def test_unfreezing(resnet: Any) -> None:
     assert not backbone.eval().unfreeze().layer3[0].bn1.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("until", ["2", "layer3", 16])
 def test_freezing_by_key_name_or_stride(resnet: nn.Module, until: Any) -> None:
     backbone = featx.create_backbone(resnet).freeze(until=until if until != "2" else "3")
@@ -348,6 +358,7 @@ def test_freezing_all(resnet: nn.Module) -> None:
         featx.create_backbone(resnet).freeze(until="layer9")
 
 
+@pytest.mark.slow
 def test_frozen_batch_norm(resnet: Any) -> None:
     backbone = featx.create_backbone(resnet, strides=(32,), frozen_batch_norm=True)
     expected = copy.deepcopy(backbone)(X)["0"]
@@ -387,6 +398,7 @@ def test_torchvisions_detectors_take_it(resnet: nn.Module) -> None:
     assert torch.equal(neck(backbone.eval()(X))["pool"], body.eval()(X)["pool"])
 
 
+@pytest.mark.slow
 def test_modules_of_a_neck_keep_their_modes(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(8, 16))
     neck = FeaturePyramidNetwork(backbone.channels, 32, norm_layer=nn.BatchNorm2d).train()
@@ -397,6 +409,7 @@ def test_modules_of_a_neck_keep_their_modes(resnet: nn.Module) -> None:
     assert {name: module.training for name, module in neck.named_modules()} == before
 
 
+@pytest.mark.slow
 def test_torchvisions_retinanet_takes_it(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(8, 16, 32))
     body = backbone.with_neck(FeaturePyramidNetwork(backbone.channels, 32, LastLevelP6P7(32, 32)))
@@ -404,6 +417,7 @@ def test_torchvisions_retinanet_takes_it(resnet: nn.Module) -> None:
     assert [set(each) for each in detector(IMAGES)] == [{"boxes", "scores", "labels"}] * 2
 
 
+@pytest.mark.slow
 def test_one_map_is_a_backbone_of_torchvision(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides=(32,))
     assert backbone.out_channels == 512
@@ -415,6 +429,7 @@ def test_one_map_is_a_backbone_of_torchvision(resnet: nn.Module) -> None:
     assert len(detector(IMAGES)) == 2
 
 
+@pytest.mark.slow
 def test_torchvisions_segmentation_heads_take_it(resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, strides={16: "aux", 32: "out"})
     of_aux, of_out = backbone.channels
@@ -426,6 +441,7 @@ def test_torchvisions_segmentation_heads_take_it(resnet: nn.Module) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_decoders_that_take_a_list(resnet: nn.Module) -> None:
     smp = pytest.importorskip("segmentation_models_pytorch")
     backbone = featx.create_backbone(resnet, strides=(1, 2, 4, 8, 16, 32), as_list=True)
@@ -635,6 +651,7 @@ class PlainViT(nn.Module):
         return self.blocks(self.patch(x).flatten(2).transpose(1, 2)).mean(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "patch"), [(32, 8), (64, 16), (128, 16)])
 def test_weights_of_attention_are_no_maps(size: int, patch: int) -> None:
     model, images = PlainViT(patch).eval(), torch.rand(2, 3, size, size)  # as many tokens as a half or a quarter of it
@@ -677,6 +694,7 @@ def test_a_network_whose_maps_are_as_large_as_the_image_is_asked_for_by_its_stri
     assert torch.equal(backbone(image)["0"], network(image))
 
 
+@pytest.mark.slow
 def test_edits_of_a_backbone(resnet: nn.Module) -> None:
     plain = featx.create_backbone(resnet, strides=(8, 16))(X)
     edited = featx.create_backbone(resnet, strides=(8, 16), edits={"layer2": lambda value: value * 2})(X)

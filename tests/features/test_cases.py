@@ -274,6 +274,7 @@ def test_parts_without_tensors_in_the_state_dict_are_taken_from_the_model() -> N
     assert set(extractor.state_dict()) == saved
 
 
+@pytest.mark.slow
 def test_parts_in_train_mode_and_parts_in_eval_mode() -> None:
     model = ByPadding().eval()
     model.drop.train()
@@ -394,6 +395,7 @@ class Images(nn.Module):
         return self.last(hidden.masked_scatter((ids == 1)[..., None], images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [None, True])
 def test_what_an_earlier_input_has_shown_of_sizes_is_not_tried_again(
     adaptive: bool | None, caplog: pytest.LogCaptureFixture

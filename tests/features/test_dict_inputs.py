@@ -97,6 +97,7 @@ def test_hook_of_the_model_may_read_all_of_a_batch() -> None:
         extractor({"image": IMAGE})
 
 
+@pytest.mark.slow
 def test_graph_of_a_batch_is_exported_and_stands_alone(tmp_path: Any) -> None:
     model, batch = Reads().eval(), {"image": IMAGE, "path": "a"}
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(batch,)).eval()

@@ -101,6 +101,7 @@ class AttendsSometimes(nn.Module):
         return self.last(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("wanted", ["attention.probabilities", "**.probabilities"])
 def test_probabilities_of_a_layer_that_the_other_mode_drops(wanted: str, seed: int) -> None:

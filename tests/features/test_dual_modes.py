@@ -102,6 +102,7 @@ class ReadsSizes(nn.Module):
 RUNS: list[nn.Module] = []
 
 
+@pytest.mark.slow
 def test_what_is_free_in_one_mode_may_be_fixed_in_the_other() -> None:
     model = ReadsSizes(lambda module, n: len([0] * n) if module.training else 2)
     extractor = featx.create_feature_extractor(model, ["relu"], example_inputs=torch.rand(3, 4))

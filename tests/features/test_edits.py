@@ -80,6 +80,7 @@ def test_the_model_goes_on_with_what_the_edit_gives(model: nn.Module, name: str,
     assert torch.equal(model(X), with_hooks(model, {}, "fc")[0])
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_edits(model: nn.Module) -> None:
     extractor = extractor_of(model, ["layer4"], edits={"layer2": twice})
     model.zero_grad()
@@ -90,6 +91,7 @@ def test_gradients_flow_through_edits(model: nn.Module) -> None:
     assert torch.equal(model.conv1.weight.grad, expected)
 
 
+@pytest.mark.slow
 def test_a_recorded_value_takes_the_place_of_another(model: nn.Module) -> None:
     other = torch.rand(2, 3, 32, 32)
     [recorded] = with_hooks(model, {}, "layer2")
@@ -101,6 +103,7 @@ def test_a_recorded_value_takes_the_place_of_another(model: nn.Module) -> None:
         extractor(torch.rand(3, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_patterns_and_classes(model: nn.Module) -> None:
     extractor = extractor_of(model, ["fc"], edits={"layer[12].*.bn2": twice, nn.MaxPool2d: shifted})
     edits: dict[str, Any] = {f"layer{stage}.{block}.bn2": twice for stage in (1, 2) for block in (0, 1)}
@@ -129,6 +132,7 @@ def test_operations_and_values_that_are_written_in_place() -> None:
     assert not found["mul"].any()
 
 
+@pytest.mark.slow
 def test_an_edit_that_would_change_a_decision_is_refused_when_it_runs() -> None:
     class Decides(nn.Module):
         def __init__(self) -> None:
@@ -169,6 +173,7 @@ def test_an_edit_that_gives_something_else_than_a_tensor_is_refused() -> None:
         extractor(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_modules_that_return_containers(kind: Any) -> None:
     class Pair(nn.Module):
@@ -272,6 +277,7 @@ def test_one_tensor_in_two_places_cannot_be_edited_apart(nodes: list[str]) -> No
         extractor(X)
 
 
+@pytest.mark.slow
 def test_patterns_of_operations(model: nn.Module) -> None:
     found = extractor_of(model, ["output"], edits={"layer[12].*.add": featx.zero})(X)
     each = {f"layer{stage}.{block}.add": featx.zero for stage in (1, 2) for block in (0, 1)}
@@ -386,6 +392,7 @@ def zeroed_in_place(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "message"),
     [(lambda value: None, "the edit of 'layer2' returned None"), (zeroed_in_place, "let it change a copy")],
@@ -411,6 +418,7 @@ def test_an_edited_extractor_is_compiled_whole(model: nn.Module) -> None:
     assert torch.equal(compiled(X)["layer2"], extractor(X)["layer2"])
 
 
+@pytest.mark.slow
 def test_a_mean_is_repeated_along_the_batch(model: nn.Module) -> None:
     images = torch.rand(4, 3, 32, 32)
     mean = featx.create_feature_extractor(model, ["layer1"])(images)["layer1"].mean((0, 2, 3), keepdim=True).detach()
@@ -430,6 +438,7 @@ def test_a_tensor_of_other_lengths_is_refused(model: nn.Module) -> None:
         extractor(torch.rand(4, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_a_module_is_a_part_of_the_extractor(model: nn.Module) -> None:
     torch.manual_seed(0)
     coder = nn.Sequential(nn.Conv2d(64, 8, 1), nn.ReLU(), nn.Conv2d(8, 64, 1))
@@ -448,6 +457,7 @@ def test_a_module_is_a_part_of_the_extractor(model: nn.Module) -> None:
         featx.create_feature_extractor(model, ["layer2"], edits={"layer1": coder}, adaptive=True)
 
 
+@pytest.mark.slow
 def test_one_module_edits_several_values(model: nn.Module) -> None:
     images = torch.rand(2, 3, 32, 32)
     double = nn.LeakyReLU(negative_slope=2.0)
@@ -650,6 +660,7 @@ def test_what_comes_out_is_described_with_the_edits() -> None:
     assert extractor.channels == [8, 8, 3]
 
 
+@pytest.mark.slow
 def test_pool_of_a_class_token_that_an_edit_has_taken_away_is_refused() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
     x = torch.rand(1, 3, 64, 64)

@@ -196,6 +196,7 @@ def test_torchvision_vision_transformer_gets_its_image_size(models: ModuleType) 
     assert shape_of(nn.Sequential(transformer, nn.ReLU())) == (2, 3, 32, 32)
 
 
+@pytest.mark.slow
 def test_torchvision_inception_gets_299_pixels_which_its_training_head_needs(models: ModuleType) -> None:
     with torch.device("meta"):
         model = models.inception_v3(weights=None, init_weights=False).train()

@@ -62,6 +62,7 @@ def small_vit(layers: int = 12) -> nn.Module:
     ).eval()
 
 
+@pytest.mark.slow
 def test_1_ln_1_of_a_vit_is_not_ln_2(capture: Capture) -> None:
     model, x, name = small_vit(2), image(), "encoder.layers.encoder_layer_0.ln_1"
     with torch.no_grad():
@@ -158,6 +159,7 @@ def test_3_value_that_is_overwritten_is_the_one_that_was_computed(
         assert not torch.equal(other["bn"], expected["bn"][0]), "torchvision returns what relu wrote"
 
 
+@pytest.mark.slow
 def test_3_sum_that_resnet_overwrites_is_the_sum(capture: Capture) -> None:
     model, x = torchvision.models.resnet18().eval(), image(1, 64)
     expected = capture(model, ["layer1.0.relu", "layer1.0.bn2"], x)
@@ -171,6 +173,7 @@ def test_3_sum_that_resnet_overwrites_is_the_sum(capture: Capture) -> None:
 # -- 4. keys and names -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_4_two_requested_names_of_one_node_give_two_keys() -> None:
     model, x = torchvision.models.resnet18().eval(), image(1)
     request = {"layer1": "a", "layer1.1.relu_1": "b", "layer1.1": "c"}
@@ -180,6 +183,7 @@ def test_4_two_requested_names_of_one_node_give_two_keys() -> None:
     assert set(run(theirs.create_feature_extractor(model, request), x)) != {"a", "b", "c"}, "torchvision loses keys"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layer.", "layer1..", "layer1.0.relu_.", "layer1.0.r.lu"])
 def test_4_names_are_never_patterns(name: str) -> None:
     model = torchvision.models.resnet18()
@@ -189,6 +193,7 @@ def test_4_names_are_never_patterns(name: str) -> None:
     assert name not in run(other.eval(), image(1)), "torchvision matches a pattern and returns nothing for it"
 
 
+@pytest.mark.slow
 def test_4_request_that_matches_nothing_raises_with_close_matches(unchanged: Unchanged) -> None:
     model = torchvision.models.resnet18().train()
     model.bn1.eval()
@@ -215,6 +220,7 @@ def test_5_frozen_batch_norm_stays_frozen(unchanged: Unchanged) -> None:
     assert other.bn.training, "torchvision thaws it"
 
 
+@pytest.mark.slow
 def test_5_model_with_hooks_and_gradients_is_as_before(unchanged: Unchanged) -> None:
     model = torchvision.models.resnet18().eval()
     model.layer1[0].conv1.register_forward_hook(lambda *_: None)
@@ -273,6 +279,7 @@ def test_7_check_of_the_image_size_still_holds() -> None:
 # -- 8. modes (round trips are in test_dual) ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_8_extractor_follows_the_mode_of_the_model_and_switches(capture: Capture) -> None:
     model = torchvision.models.mobilenet_v3_small().train()
     extractor = featx.create_feature_extractor(copy.deepcopy(model), ["features.6", "classifier.2"])
@@ -289,6 +296,7 @@ def test_8_extractor_follows_the_mode_of_the_model_and_switches(capture: Capture
             model(x)
 
 
+@pytest.mark.slow
 def test_8_googlenet_has_its_auxiliary_heads_in_train_mode_alone() -> None:
     model = torchvision.models.googlenet(init_weights=False)
     extractor = featx.create_feature_extractor(
@@ -340,6 +348,7 @@ def test_9_literals_of_the_model_are_not_in_the_state_dict() -> None:
     extractor.load_state_dict(model.state_dict())
 
 
+@pytest.mark.slow
 def test_9_gradients_are_those_of_the_model() -> None:
     model = torchvision.models.resnet18().train()
     twin = copy.deepcopy(model)
@@ -398,6 +407,7 @@ def test_9_half_of_the_extractor_is_half_of_its_weights() -> None:
     assert {parameter.dtype for parameter in extractor.parameters()} == {torch.float16}
 
 
+@pytest.mark.slow
 def test_9_channels_last_is_kept(capture: Capture) -> None:
     model, x = torchvision.models.resnet18().eval(), image(2, 64).to(memory_format=torch.channels_last)
     model = model.to(memory_format=torch.channels_last)

@@ -104,6 +104,7 @@ def test_functions_and_modules_that_are_wrapped_may_come_as_lists_or_tuples() ->
         assert featx.create_feature_extractor(MyModule(), ["leaf_module"], tracer_kwargs=options)(image())
 
 
+@pytest.mark.slow
 def test_result_has_the_order_of_the_request() -> None:
     model, x = torchvision.models.resnet18().eval(), image(1)
     request = {"layer3": "c", "conv1": "a", "layer1": "b"}
@@ -111,6 +112,7 @@ def test_result_has_the_order_of_the_request() -> None:
     assert list(theirs.create_feature_extractor(model, request)(x)) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_input_and_function_nodes_can_be_asked_for() -> None:
     model, x = torchvision.models.resnet18().eval(), image(1)
     result = featx.create_feature_extractor(model, ["x", "flatten", "fc"])(x)
@@ -160,6 +162,7 @@ def test_middle_and_last_values_are_those_of_the_model(name: str, size: int, tra
     assert all(torch.equal(result[node], expected[node][0]) for node in wanted)
 
 
+@pytest.mark.slow
 def test_all_values_of_a_model_can_be_asked_for_at_once(capture: Capture) -> None:
     model, x = torchvision.models.resnet18().train(), image(2, 64)
     names = featx.get_graph_node_names(model)[0]
@@ -185,6 +188,7 @@ def test_timm_model_gives_its_own_values(name: str, capture: Capture) -> None:
     assert torch.equal(result["middle"], expected[path][0])
 
 
+@pytest.mark.slow
 def test_statistics_of_batch_norm_move_as_in_the_model() -> None:
     model = torchvision.models.resnet18().train()
     twin = copy.deepcopy(model)
@@ -205,6 +209,7 @@ def test_random_draws_under_a_seed_are_those_of_the_model(capture: Capture) -> N
     assert torch.equal(result["classifier.0"], expected["classifier.0"][0])
 
 
+@pytest.mark.slow
 def test_hooks_on_modules_run_in_the_extractor_once() -> None:
     model, ran = torchvision.models.resnet18().eval(), []
     model.conv1.register_forward_hook(lambda *_: ran.append("conv1"))
@@ -245,6 +250,7 @@ def test_difference_between_the_modes_is_warned_of_unless_suppressed() -> None:
         featx.create_feature_extractor(model, ["inception3a"], suppress_diff_warning=True)
 
 
+@pytest.mark.slow
 def test_extractor_of_an_extractor(capture: Capture) -> None:
     model, x = torchvision.models.resnet18().eval(), image(1)
     extractor = featx.create_feature_extractor(model, ["layer1", "layer2"])

@@ -84,6 +84,7 @@ def test_it_is_done_in_the_graph(model: nn.Module, maps: torch.Tensor, case: str
     assert extractor(other)["key"].shape[0] == 3
 
 
+@pytest.mark.slow
 def test_a_module_becomes_a_part_of_the_extractor(model: nn.Module, maps: torch.Tensor) -> None:
     head = nn.Sequential(nn.Dropout(0.5), nn.Linear(256, 5))
     extractor = extractor_of(model, {"layer3": Feature("my head", pool="avg", apply=head)}).eval()
@@ -247,6 +248,7 @@ def test_tokens_of_a_list_of_images_are_no_map() -> None:
         extractor_of(OfList(), {"block": Feature("a", layout="NCHW")}, example_inputs=([X[0], X[1]],))
 
 
+@pytest.mark.slow
 def test_tokens_of_a_stride_that_the_trace_cannot_tell() -> None:
     images = torch.rand(2, 3, 34, 51)
 

@@ -79,6 +79,7 @@ class ReadsGiven(nn.Module):
         return self.last(state["a"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["output"], ["first", "last"]], ids=" ".join)
 @pytest.mark.parametrize(
     "how",

@@ -27,6 +27,7 @@ def resnet() -> featx.DualGraphModule:
     return featx.create_feature_extractor(model, nodes, example_inputs=torch.rand(2, 3, 64, 96))
 
 
+@pytest.mark.slow
 def test_it_says_what_comes_out(resnet: featx.DualGraphModule) -> None:
     infos = resnet.feature_info
     found = resnet(torch.rand(2, 3, 64, 96))
@@ -201,6 +202,7 @@ class OneLength(nn.Module):
         return self.layer(self.embed(x).mT + self.positions)
 
 
+@pytest.mark.slow
 def test_a_layout_that_no_other_size_tells_is_told_by_the_layers_of_the_module() -> None:
     infos = info_of(OneLength().eval(), ["embed", "layer"], example_inputs=torch.rand(2, 6, 20))
     assert [(info.layout, info.channels) for info in infos] == [("NCL", 8), ("NLC", 8)]

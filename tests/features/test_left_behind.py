@@ -48,6 +48,7 @@ class Dropping(nn.Module):
         return self.last(self.drop(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Counting, Rebinding, Dropping])
 def test_forward_that_no_graph_can_repeat_is_refused_and_leaves_the_model_as_it_was(kind: type[nn.Module]) -> None:
     model: Any = kind()

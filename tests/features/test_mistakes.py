@@ -133,6 +133,7 @@ def test_a_module_that_runs_only_with_inputs_that_may_be_left_out_is_told_so() -
     assert torch.equal(found["visual"], model.visual(image))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm.0", "lstm[0]", "lstm[1][0]"])
 def test_the_name_of_a_part_of_a_tuple_says_how_it_is_taken(name: str) -> None:
     class Reads(nn.Module):

@@ -195,6 +195,7 @@ class Untraceable(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["again", "again.block", "blocks"])
 def test_module_that_is_called_again_where_no_trace_goes_is_refused(path: str) -> None:
     x = torch.rand(2, 4)
@@ -320,6 +321,7 @@ class UsingParts(nn.Module):
         return self.last(self.inner(self.inner(self.inner.first(x))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", [["inner"], ["inner", "inner.first"], ["inner.first", "last"], ["inner", "last"]])
 def test_part_of_a_module_that_cannot_be_followed_goes_with_the_module(wanted: list[str]) -> None:
     model, x = UsingParts().eval(), torch.rand(3, 4)
@@ -351,6 +353,7 @@ class Forecasts(nn.Module):
         return self.scale(self.encoder(self.scale(x, "normalize")), "put back")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["encoder.layers.0", "encoder.layers.0.linear1"])
 def test_layers_inside_of_one_of_torch_beside_a_module_that_is_called_twice(inner: str) -> None:
     model, x = Forecasts().eval(), torch.rand(2, 5, 8)

@@ -637,6 +637,7 @@ class WritesOneOfTwo(nn.Module):
         return self.last(found["read"])
 
 
+@pytest.mark.slow
 def test_items_of_a_result_that_are_one_tensor_on_the_example_alone_are_refused() -> None:
     torch.manual_seed(0)
     model, x = WritesOneOfTwo().eval(), torch.rand(2, 3, 4)

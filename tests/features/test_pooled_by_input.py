@@ -105,6 +105,7 @@ class Packed(nn.Module):
         return self.head(nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
 
 
+@pytest.mark.slow
 def test_packed_sequences_are_in_the_order_that_their_packing_says() -> None:
     inputs = {"ids": torch.randint(0, 20, (3, 6)), "lengths": torch.tensor([6, 4, 2])}
     request = {"head": ["raw", Feature("pooled", pool="avg")]}

@@ -75,6 +75,7 @@ def test_a_mask_that_does_not_fit_is_refused(bert: Any) -> None:
             featx.create_feature_extractor(bert, {"encoder.layer.1": Feature(pool="avg", mask=mask)})
 
 
+@pytest.mark.slow
 def test_maps_and_tokens_of_images_know_no_mask() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     x = torch.rand(2, 3, 64, 64)

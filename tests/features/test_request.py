@@ -52,6 +52,7 @@ REQUESTS: dict[str, tuple[Any, list[str], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_patterns_match_paths_of_modules(model: nn.Module, name: str) -> None:
     request, paths, keys = REQUESTS[name]
@@ -64,6 +65,7 @@ def test_patterns_match_paths_of_modules(model: nn.Module, name: str) -> None:
         assert torch.equal(found[key], expected)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_matches_no_module_matches_operations(model: nn.Module) -> None:
     found = extracted(model, {"layer[12].*.add": "sum*_*"})
     assert list(found) == ["sum1_0", "sum1_1", "sum2_0", "sum2_1"]
@@ -71,6 +73,7 @@ def test_a_pattern_that_matches_no_module_matches_operations(model: nn.Module) -
     assert torch.equal(found["sum2_0"], alone["layer2.0.add"])
 
 
+@pytest.mark.slow
 def test_modules_and_classes(model: nn.Module) -> None:
     found = extracted(model, {model.layer4: "C5", nn.MaxPool2d: "pool"})
     assert list(found) == ["C5", "pool"]
@@ -277,6 +280,7 @@ def test_the_model_itself_is_what_it_returns_also_where_an_input_is_called_outpu
     assert torch.equal(found["x"], output)
 
 
+@pytest.mark.slow
 def test_the_model_itself_is_its_output_for_edits_and_inputs_too(model: nn.Module) -> None:
     doubled = extracted(model, [model], edits={model: lambda value: value * 2})
     assert torch.equal(doubled["output"], model(X) * 2)

@@ -37,6 +37,7 @@ def test_backward_of_earlier_outputs_goes_on() -> None:
         loss.backward()
 
 
+@pytest.mark.slow
 def test_inputs_that_cannot_be_written_are_taken() -> None:
     model = Pools().eval()
     for image in (torch.rand(1, 3, 32, 32).expand(4, -1, -1, -1), torch.rand(1, 1, 32, 32).expand(1, 3, 32, 32)):
@@ -212,6 +213,7 @@ class TakesSparse(nn.Module):
         return self.head(y * 2 if x.sum() > 1e3 else y)
 
 
+@pytest.mark.slow
 def test_sparse_inputs_stay_as_they_are() -> None:
     torch.manual_seed(0)
     model, eager = TakesSparse().train(), TakesSparse().train()
@@ -224,6 +226,7 @@ def test_sparse_inputs_stay_as_they_are() -> None:
     assert all(map(torch.equal, model.state_dict().values(), eager.state_dict().values()))
 
 
+@pytest.mark.slow
 def test_plain_tensor_of_the_model_itself_is_restored() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:

@@ -45,6 +45,7 @@ def values(model: nn.Module, *paths: str, x: Any = X) -> list[torch.Tensor]:
     return [seen[path] for path in paths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["maxpool", "layer1", "layer2", "layer3.0", "layer4.0.bn1", "avgpool"])
 def test_it_goes_on_as_the_model_does(resnet: nn.Module, start: str) -> None:
     (value,) = values(resnet, start)
@@ -225,6 +226,7 @@ def test_train_mode_draws_nothing_ahead_of_the_start() -> None:
     assert torch.equal(found, nn.functional.dropout(x, 0.5))
 
 
+@pytest.mark.slow
 def test_edits_and_features_behind_the_start(resnet: nn.Module) -> None:
     (value,) = values(resnet, "layer2")
     nodes = {"layer3": featx.Feature("pooled", pool="avg"), "output": "logits"}

@@ -205,6 +205,7 @@ class KeyFrame(Base):
         return h if self.kept is None else h + self.kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [None, True])
 @pytest.mark.parametrize("order", [(X, X / 100, X), (X / 100, X, X / 100)])
 def test_cases_with_state_between_them_are_refused(adaptive: bool | None, order: tuple[Tensor, ...]) -> None:

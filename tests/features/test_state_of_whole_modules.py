@@ -214,6 +214,7 @@ class MeanTeacher(nn.Module):
         return self.student(x) - target
 
 
+@pytest.mark.slow
 def test_weights_that_are_written_behind_the_end_of_a_trace_are_refused() -> None:
     model = MeanTeacher().eval()
     before = copy.deepcopy(model.state_dict())
@@ -298,6 +299,7 @@ class Bootstrapped(nn.Module):
         return (target - online).pow(2)
 
 
+@pytest.mark.slow
 def test_weights_of_a_module_that_is_kept_whole_may_be_read_in_the_next_call() -> None:
     with pytest.raises(featx.TraceError, match=r"writes 'target\.gain', which the requested nodes read"):
         featx.create_feature_extractor(Bootstrapped().eval(), ["target"], example_inputs=torch.rand(2, 4))

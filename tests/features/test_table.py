@@ -21,6 +21,7 @@ def table() -> featx.NodeTable:
     return featx.nodes(torchvision.models.resnet18(weights=None), torch.rand(2, 3, 64, 96))
 
 
+@pytest.mark.slow
 def test_it_has_the_names_that_can_be_asked_for(table: featx.NodeTable) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     _, names = featx.get_graph_node_names(model)
@@ -111,6 +112,7 @@ def test_rows_are_filtered(table: featx.NodeTable) -> None:
     assert table.filter(kind=("input", "operation")).names[0] == "x"
 
 
+@pytest.mark.slow
 def test_its_names_are_what_an_extractor_takes(table: featx.NodeTable) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     x = torch.rand(2, 3, 64, 96)
@@ -212,6 +214,7 @@ def test_a_model_that_cannot_be_traced_is_refused() -> None:
         featx.nodes(Fails(), torch.rand(2))
 
 
+@pytest.mark.slow
 def test_the_model_is_only_read() -> None:
     model = torchvision.models.resnet18(weights=None)
     before: dict[str, Any] = {name: value.clone() for name, value in model.state_dict().items()}
@@ -264,6 +267,7 @@ def test_maps_of_an_uneven_size_are_maps() -> None:
     assert [table[name].layout for name in ("0", "1", "2")] == ["NCHW"] * 3
 
 
+@pytest.mark.slow
 def test_layers_inside_modules_that_torchvision_takes_for_one_node_are_in_it() -> None:
     model = torchvision.models.mobilenet_v2(weights=None).eval()
     found = featx.nodes(model, flops=False).filter(type=nn.Conv2d)

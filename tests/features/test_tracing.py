@@ -197,6 +197,7 @@ def test_a_module_that_runs_inside_a_call_that_is_one_node_is_told() -> None:
         featx.create_feature_extractor(Reversible().eval(), ["inside"], example_inputs=torch.rand(2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 def test_a_module_inside_a_compiled_one_is_told() -> None:
     model = nn.Sequential(nn.Linear(3, 3), torch.jit.trace(Own(), torch.rand(2, 3)))

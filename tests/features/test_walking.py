@@ -117,6 +117,7 @@ def test_a_sequential_with_names_stays_a_module() -> None:
     assert extractor.body.a is model.body.a
 
 
+@pytest.mark.slow
 def test_compilers_take_it(model: nn.Module) -> None:
     extractor = extractor_of(model, "layers.3", "heads.b")
     compiled = torch.compile(extractor, backend="eager", fullgraph=True)

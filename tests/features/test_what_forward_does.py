@@ -104,6 +104,7 @@ class Centered(nn.Module):
         return z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [(Queue, "logits"), (Centered, "centered")])
 def test_state_is_written_behind_the_last_wanted_value_too(kind: type[nn.Module], name: str) -> None:
     model = kind()
@@ -405,6 +406,7 @@ def test_what_no_graph_does_is_refused_and_leaves_nothing(action: Callable[[Doin
     assert torch.get_default_dtype() is torch.float32
 
 
+@pytest.mark.slow
 def test_gradients_inside_a_module_that_is_kept_whole_are_those_of_a_copy() -> None:
     model = nn.Sequential(Doing(gradients_in_forward), nn.ReLU())
     extractor = featx.create_feature_extractor(model, ["1"], example_inputs=X)
@@ -470,6 +472,7 @@ class TakesByName(Takes):
         return self.one(x) + torch.func.vmap(torch.neg)(self.store[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Reads, lambda: Hands(True), lambda: Hands(False)])
 def test_list_that_two_modules_share_is_followed(make: Callable[[], nn.Module]) -> None:
     model = make()

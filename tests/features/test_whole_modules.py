@@ -86,6 +86,7 @@ def test_copy_of_an_extractor_has_whole_modules_of_its_own() -> None:
     assert same(duplicate(image(5)), extractor(image(5)))
 
 
+@pytest.mark.slow
 def test_extractor_keeps_the_residual_layer_of_a_resnet_whole() -> None:
     torchvision = pytest.importorskip("torchvision")
     model = torchvision.models.resnet18().eval()

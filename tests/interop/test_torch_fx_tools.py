@@ -171,6 +171,7 @@ def test_module_is_exported() -> None:
     assert_equal(program.module()(IMAGE), model(IMAGE))
 
 
+@pytest.mark.slow
 def test_featx_is_a_backend_of_the_compiler() -> None:
     model = Residual().eval()
     seen: list[featx.GraphModule] = []

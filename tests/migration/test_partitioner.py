@@ -93,6 +93,7 @@ def test_writes_count_as_dependencies() -> None:
     assert [part.size() for part in partitioner.propose_partitions()] == [3, 1]
 
 
+@pytest.mark.slow
 def test_parts_compute_what_the_module_does() -> None:
     for seed in range(20):
         theirs, names = random_module(seed, 20)

@@ -79,6 +79,7 @@ def test_nothing_slower_is_returned(
     assert torch.equal(optimized(images)["map"], extractor(images)["map"])
 
 
+@pytest.mark.slow
 def test_one_slow_call_ends_no_trial(
     extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_what_is_slow_in_each_call_is_not_timed(
     assert "not timed: a call takes 90.0 times as long" in str(plan)
 
 
+@pytest.mark.slow
 def test_a_dtype_that_is_slow_on_one_row_is_computed_on_no_more(
     extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_the_table_has_the_last_times(
     assert [trial.ratio for trial in plan.trials if trial.recipe == plan.chosen.recipe] == [0.64]
 
 
+@pytest.mark.slow
 def test_an_input_that_loses_more_counts(
     extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +264,7 @@ def planned(extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytes
     return plan
 
 
+@pytest.mark.slow
 def test_a_plan_is_saved_and_applied(
     planned: featx.Plan, extractor: DualGraphModule, images: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -272,6 +276,7 @@ def test_a_plan_is_saved_and_applied(
     assert {key: value.dtype for key, value in again(images).items()} == dict.fromkeys(planned.dtypes, torch.float32)
 
 
+@pytest.mark.slow
 def test_a_plan_with_a_larger_error_than_the_tolerance_is_refused(
     planned: featx.Plan, extractor: DualGraphModule
 ) -> None:
@@ -286,6 +291,7 @@ def test_a_plan_that_is_not_there_is_named(extractor: DualGraphModule, tmp_path:
         featx.optimize(extractor, plan=tmp_path / "nothing.json")
 
 
+@pytest.mark.slow
 def test_a_moved_extractor_takes_the_dtype_of_its_weights(
     planned: featx.Plan, extractor: DualGraphModule, images: torch.Tensor
 ) -> None:
@@ -300,6 +306,7 @@ def test_a_moved_extractor_takes_the_dtype_of_its_weights(
     assert {value.dtype for value in module(images.double()).values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_plan_for_other_hardware_is_refused(
     planned: featx.Plan, extractor: DualGraphModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +315,7 @@ def test_a_plan_for_other_hardware_is_refused(
         featx.optimize(extractor, plan=planned)
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_extractor_is_refused(planned: featx.Plan, model: nn.Module, images: torch.Tensor) -> None:
     other = featx.create_feature_extractor(model, ["block"], example_inputs=images)
     with pytest.raises(OptimizationError, match="another extractor"):
@@ -328,6 +336,7 @@ def test_a_plan_for_layers_with_other_options_is_refused(change: dict[str, Any])
         featx.optimize(extractor(**change), plan=plan)
 
 
+@pytest.mark.slow
 def test_addresses_of_objects_are_no_part_of_a_plan(images: torch.Tensor) -> None:
     class Layer(nn.Conv2d):
         def extra_repr(self) -> str:
@@ -356,12 +365,14 @@ def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
         featx.Plan.load(tmp_path / "plan.json")
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_version_is_refused(planned: featx.Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**planned.to_json(), "version": 99}))
     with pytest.raises(OptimizationError, match="version 99"):
         featx.Plan.load(tmp_path / "plan.json")
 
 
+@pytest.mark.slow
 def test_a_plan_is_a_table(planned: featx.Plan) -> None:
     text = str(planned)
     assert text.startswith(f"chosen: {planned.recipe}, 0.50 of the time")
@@ -499,6 +510,7 @@ def test_images_without_photos(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (image[..., 1:] - image[..., :-1]).abs().mean() < 0.5 * image.std()
 
 
+@pytest.mark.slow
 def test_progress_is_shown(
     extractor: DualGraphModule, images: torch.Tensor, capsys: pytest.CaptureFixture[str]
 ) -> None:

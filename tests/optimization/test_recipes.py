@@ -282,6 +282,7 @@ def test_linear_layers_by_onednn_take_no_samples(build: Build) -> None:
     assert build(Recipe(onednn=True), extractor, x)(x[:0])["0"].shape == (0, 8)
 
 
+@pytest.mark.slow
 def test_an_input_without_samples_is_not_computed_in_parts(build: Build) -> None:
     x = torch.randn(6, 5, 8)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()

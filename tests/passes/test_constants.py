@@ -169,6 +169,7 @@ def test_statistics_that_train_mode_writes_are_folded_and_the_mode_checked() -> 
         gm.train()(X)
 
 
+@pytest.mark.slow
 def test_calls_under_autocast_and_without_gradients_are_told_apart() -> None:
     def under_autocast(m: Any, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):

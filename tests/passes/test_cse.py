@@ -220,6 +220,7 @@ def node_as_text(node: Any) -> tuple[str, ...]:
     return (node.op, str(node.target), node.name, str(node.args))
 
 
+@pytest.mark.slow
 def test_pure_graphs_come_out_as_from_torch_fx() -> None:
     operators = (torch.ops.aten.neg.default, torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
     merged_nodes = 0

@@ -36,6 +36,7 @@ def extractors() -> list[Any]:
     return [*made, featx.create_feature_extractor(ByPadding().eval(), ["output"], example_inputs=X, adaptive=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1], ids=["by itself", "adaptive"])
 def test_the_graph_that_holds_for_the_inputs_is_counted_and_measured(number: int) -> None:
     extractor = extractors()[number]

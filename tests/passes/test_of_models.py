@@ -21,6 +21,7 @@ def model() -> Any:
     return torchvision.models.resnet18(weights=None).eval()
 
 
+@pytest.mark.slow
 def test_cost_of_a_model(model: nn.Module) -> None:
     report = featx.cost(model, X)
     with FlopCounterMode(display=False) as counter:
@@ -31,6 +32,7 @@ def test_cost_of_a_model(model: nn.Module) -> None:
     assert "layer1.0.add" in report.node_table()
 
 
+@pytest.mark.slow
 def test_cost_of_a_model_alone(model: nn.Module) -> None:
     with FlopCounterMode(display=False) as counter:
         model(torch.rand(2, 3, 224, 224))
@@ -43,6 +45,7 @@ def test_profile_of_a_model(model: nn.Module) -> None:
     assert "linear" in [node.qualified_name for node in featx.profile(nn.Linear(3, 4), repeats=1).nodes]
 
 
+@pytest.mark.slow
 def test_drawing_of_a_model(model: nn.Module) -> None:
     assert "layer1" in featx.draw(model, X).dot
     assert "layer1" in featx.draw(model).dot
@@ -63,6 +66,7 @@ def test_trace_of_a_model_alone(model: nn.Module) -> None:
     assert torch.equal(featx.trace(NoInput())(), torch.full((2,), 2.0))
 
 
+@pytest.mark.slow
 def test_reports_are_short_where_they_are_not_printed(model: nn.Module) -> None:
     cost, times = featx.cost(model, X), featx.profile(model, X, repeats=1, warmup=0)
     assert repr(cost).startswith("<CostReport of ResNet: 11.7 M parameters, 150 MFLOPs, ")

@@ -186,6 +186,7 @@ def test_effects_come_in_the_order_in_which_they_did() -> None:
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_modes_are_set_in_each_part() -> None:
     def forward(x: torch.Tensor) -> Any:
         a = x * 2

@@ -201,6 +201,7 @@ def test_what_asks_whether_autocast_is_on_may_be_the_same_in_two_states() -> Non
         _assert_same(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OnWithoutDtype, Asks, *FOLLOWED], ids=lambda kind: kind.__name__)
 def test_adaptive_extractors_follow_the_state(kind: type[nn.Module]) -> None:
     model = make(kind).eval()
@@ -272,6 +273,7 @@ class AfterIt(nn.Module):
             return y @ y
 
 
+@pytest.mark.slow
 def test_the_state_is_checked_behind_a_module_of_which_the_record_was_dropped() -> None:
     model, x = AfterIt().eval(), torch.rand(3, 3)
     traced = featx.trace(model, x)

@@ -153,6 +153,7 @@ BY_SIZE: list[Build] = [
 SHAPES = [(2, 3, 8, 10), (1, 3, 8, 10), (2, 3, 8, 12), (2, 3, 12, 10), (2, 3, 10, 8), (3, 3, 16, 16), (2, 3, 3, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("find", BY_SIZE)
 def test_sizes_that_are_keys_of_a_cache_alone_are_free(find: Build) -> None:
     model = Keeping(find).eval()
@@ -339,6 +340,7 @@ class RotaryOfLastLength(nn.Module):
         return x * self.cosines[: x.shape[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rotary.mul", "relu"])
 def test_length_that_only_a_later_call_reads_is_followed(name: str) -> None:
     model = Text(RotaryOfLastLength()).eval()
@@ -422,6 +424,7 @@ class CountingBeside(Keeping):
         return super().forward(x) + self.calls.sum() * self.offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("find", [by_tuple, where_the_height_differs])
 def test_model_with_a_cache_and_a_counter_is_only_read(find: Build) -> None:
     model = CountingBeside(find).eval()
@@ -459,6 +462,7 @@ class Samples(nn.Module):
         return self.sampler.sample(self.mean(x), self.how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a distribution", "a view", "of the input"])
 def test_what_a_model_keeps_and_does_not_read_fixes_no_size(how: str) -> None:
     torch.manual_seed(0)
@@ -514,6 +518,7 @@ class WindowMask(nn.Module):
         return x.reshape(-1, windows, 4) + self.mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length_of", [lambda mask: mask.shape[0], lambda mask: mask.size(0), lambda mask: mask.size()[0]]
 )
@@ -560,6 +565,7 @@ class GrowingTable(nn.Module):
         return self.second(self.first(x) * self.rows(x.shape[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [["first"], ["second"], ["first", "output"]])
 def test_an_attribute_that_only_the_second_call_asks_for(nodes: list[str]) -> None:
     model = GrowingTable().eval()

@@ -56,6 +56,7 @@ def runs(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [message for message in caplog.messages if ", with values: " in message]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEPS)
 def test_other_sizes_need_no_run_with_values(keep: Callable[..., torch.Tensor], runs: Callable[[], list[str]]) -> None:
     torch.manual_seed(0)
@@ -67,6 +68,7 @@ def test_other_sizes_need_no_run_with_values(keep: Callable[..., torch.Tensor], 
         assert torch.equal(extractor(x)["head"], model.head(keep(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEPS)
 def test_a_constant_that_follows_from_a_length_is_checked(keep: Callable[..., torch.Tensor]) -> None:
     class Indexed(Masked):
@@ -143,6 +145,7 @@ class ReadsCalls(Selects):
         return super().forward(x) * (1.0 if self.keep.calls % 2 else 0.5)
 
 
+@pytest.mark.slow
 def test_second_call_of_a_model_that_runs_for_real_needs_no_values(runs: Callable[[], list[str]]) -> None:
     model, x = Selects(KeepsTable()).eval(), torch.randn(ROWS, WIDTH)
     extractor = featx.create_feature_extractor(model, ["head"], example_inputs=x, check_sizes="none")
@@ -150,6 +153,7 @@ def test_second_call_of_a_model_that_runs_for_real_needs_no_values(runs: Callabl
     assert torch.equal(extractor(x)["head"], model(x))
 
 
+@pytest.mark.slow
 def test_state_of_a_model_that_runs_for_real_is_found() -> None:
     with pytest.raises(featx.TraceError):
         featx.trace(ReadsCalls(Counts()).eval(), torch.randn(ROWS, WIDTH))
@@ -184,6 +188,7 @@ class DecidesByBuffer(nn.Module):
         return self.layers[0 if self.length(self.get_buffer("mask")) > 2 else 1](x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4, 5000])
 @pytest.mark.parametrize("length", [lengths_by_method, lengths_of_parts, lengths_by_mask, lengths_repeated])
 def test_length_that_follows_from_values_of_a_buffer_is_a_decision(

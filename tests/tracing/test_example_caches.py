@@ -202,6 +202,7 @@ class RememberingNumbers(nn.Module):
         return torch.cat([x[:, half:], x[:, :half]], 1) * scale + grid(*x.shape)
 
 
+@pytest.mark.slow
 def test_numbers_and_tensors_cached_by_sizes_are_the_same_again_and_again() -> None:
     model = RememberingNumbers()
     for width in (4, 6, 4, 8, 6):
@@ -393,6 +394,7 @@ class CachedMask(nn.Module):
         return x[:, :rows, :columns].contiguous()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["0.linear"], ["output"], ["0.linear", "1.linear", "output"], ["1.linear", "0"]])
 def test_output_behind_a_cache_by_size_can_be_requested(names: list[str]) -> None:
     model, x = nn.Sequential(CachedMask(), CachedMask()).eval(), torch.rand(1, 9, 7, 4)

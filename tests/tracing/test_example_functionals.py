@@ -99,6 +99,7 @@ MAPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAPPED)
 def test_submodule_that_cannot_be_followed_is_kept_whole(name: str) -> None:
     model = HasMapped(MAPPED[name])

@@ -62,6 +62,7 @@ def test_scripted_function_is_one_node_and_keeps_its_own_control_flow() -> None:
     assert [node.name for node in calls] == ["branching", "sub"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [scripted_module, traced_module], ids=["scripted", "traced"])
 def test_module_of_torchscript_is_one_node_and_keeps_its_own_control_flow(inner: nn.Module) -> None:
     model = Computing(lambda model, x: model.inner(model.linear(x)) - 1, inner)

@@ -409,6 +409,7 @@ def test_attribute_that_is_set_anew_on_a_module_that_is_not_called_is_no_state(n
         assert torch.equal(extractor(x)[nodes[0]], expected)
 
 
+@pytest.mark.slow
 def test_attribute_that_counts_on_a_module_that_is_not_called_is_refused() -> None:
     with pytest.raises(featx.TraceError, match="second call"):
         featx.create_feature_extractor(CallsMethods(counts=True).eval(), ["output"], example_inputs=torch.rand(2, 4))

@@ -185,6 +185,7 @@ class Packing(nn.Module):
         return pad_packed_sequence(output, batch_first=True)[0], hidden
 
 
+@pytest.mark.slow
 def test_packed_sequences_pass_through() -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([5, 2, 3])

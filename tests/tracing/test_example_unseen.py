@@ -145,6 +145,7 @@ def test_module_that_draws_from_python_stays_whole() -> None:
     random.setstate(state)
 
 
+@pytest.mark.slow
 def test_statistics_that_scripted_code_writes_are_put_back() -> None:
     class ByValue(nn.Module):
         def __init__(self) -> None:

@@ -429,6 +429,7 @@ def test_a_length_of_some_thousands_at_which_c_code_does_something_else_is_notic
         traced(torch.rand(1, 2000))
 
 
+@pytest.mark.slow
 def test_a_grid_that_numpy_makes_of_sizes_takes_no_gigabytes() -> None:
     class HasGrid(nn.Module):
         """Adds coordinates, as slot attention does."""

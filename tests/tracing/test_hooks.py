@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import queue
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -211,6 +212,16 @@ def test_what_hooks_inside_of_a_module_store_is_in_what_it_returns(name: str, ha
         assert torch.equal(extractor(*pair)["output"], model(*pair))
 
 
+def test_path_of_a_layer_means_its_first_call_also_where_its_hooks_are_read() -> None:
+    model = PerceptualLoss().eval()
+    x, y = torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)
+    names = ["extract.net.0", "extract.net.1", "extract.net.2", "output"]
+    found = featx.create_feature_extractor(model, names, example_inputs=(x, y))(x, y)
+    for count, name in enumerate(names[:-1], 1):
+        assert torch.equal(found[name], model.extract.net[:count](x))
+    assert torch.equal(found["output"], model(x, y))
+
+
 VARIABLE: ContextVar[Any] = ContextVar("VARIABLE")
 
 
@@ -223,12 +234,15 @@ class Stores(nn.Module):
         self.way, self.found = way, dict[Any, torch.Tensor]()
         self.names = {id(layer): name for name, layer in self.net.named_children()}
         self.wanted = {id(self.net[0])}
+        self.items: queue.Queue[torch.Tensor] = queue.Queue()
         for layer in self.net:
             layer.register_forward_hook(self.store)
 
     def store(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if self.way == "context variable":
             VARIABLE.set(output)
+        elif self.way == "queue":
+            self.items.put(output)
         elif self.way == "dict by ids":
             self.found[self.names.get(id(layer), "?")] = output
         elif id(layer) in self.wanted:
@@ -239,18 +253,31 @@ class Stores(nn.Module):
         self.net(x)
         if self.way == "context variable":
             return VARIABLE.get()
+        if self.way == "queue":
+            return torch.stack([self.items.get() for _ in self.net]).sum(0)
         return torch.stack(list(self.found.values())).sum(0)
 
 
 @pytest.mark.parametrize("has_run", [False, True])
 @pytest.mark.parametrize("way", ["context variable", "dict by ids", "set of ids"])
-def test_what_hooks_store_in_a_context_variable_or_by_ids_of_layers_is_followed(way: str, has_run: bool) -> None:
+def test_what_hooks_store_by_other_ways_is_followed(way: str, has_run: bool) -> None:
     model = Stores(way).eval()
     if has_run:
         model(torch.rand(2, 4))
     extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
     for x in (torch.rand(2, 4), torch.rand(5, 4)):
         assert torch.equal(extractor(x)["output"], model(x))
+
+
+@pytest.mark.parametrize("names", [["output"], ["net.0", "net.1", "output"]])
+def test_queue_that_hooks_fill_keeps_no_trace_waiting(names: list[str]) -> None:
+    """Where the hooks do not run, `get` would wait for ever."""
+    model, x = Stores("queue").eval(), torch.rand(2, 4)
+    try:
+        extractor = featx.create_feature_extractor(model, names, example_inputs=x)
+    except featx.TraceError:
+        return
+    assert torch.equal(extractor(x)["output"], model(x))
 
 
 class Registry:

@@ -299,6 +299,7 @@ class YoloHead(nn.Module):
         return y.view(batch, -1, 7)
 
 
+@pytest.mark.slow
 def test_the_head_of_yolo_at_other_batches_and_sizes() -> None:
     model = YoloHead().eval()
     extractor = featx.create_feature_extractor(model, ["head", "output"], example_inputs=images(2, 16))
@@ -320,6 +321,7 @@ class Rotary(nn.Module):
         return self.drop(self.linear(x) * self.table)
 
 
+@pytest.mark.slow
 def test_a_table_whose_device_follows_from_what_is_drawn_is_not_drawn() -> None:
     model = nn.Sequential(Rotary(), Rotary()).train()
     x = torch.rand(2, 6, 8)
@@ -344,6 +346,7 @@ class Indices(nn.Module):  # ConViT of timm 1.0.29
         return self.linear(x) + self.indices.sum()
 
 
+@pytest.mark.slow
 def test_a_name_inside_of_what_the_first_call_alone_computes_is_refused_with_the_reason() -> None:
     model, x = Indices().eval(), torch.rand(2, 6, 8)
     assert "pow" in featx.get_graph_node_names(model, example_inputs=x)[1]
@@ -386,6 +389,7 @@ class ConvertsAndWrites(nn.Module):
         return self.linear(x - self.mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["slice", "view", "out", "data"])
 def test_what_is_converted_and_then_written_is_state(way: str) -> None:
     with pytest.raises(featx.TraceError):
@@ -403,6 +407,7 @@ class KeepsTheFormOfWhatItDraws(nn.Module):
         return x * self.count
 
 
+@pytest.mark.slow
 def test_a_form_that_follows_from_what_is_drawn_is_drawn() -> None:
     with pytest.raises(featx.TraceError, match="draws random numbers in its first call"):
         featx.trace(KeepsTheFormOfWhatItDraws(), torch.rand(3))

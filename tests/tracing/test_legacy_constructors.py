@@ -79,6 +79,7 @@ def test_the_batch_is_free(function: Callable[[torch.Tensor], Any]) -> None:
             assert found.dtype == expected.dtype
 
 
+@pytest.mark.slow
 def test_lengths_that_are_compared_and_returned() -> None:
     class Regulates(nn.Module):
         """Repeats tokens as often as an input says, as FastSpeech2 does."""

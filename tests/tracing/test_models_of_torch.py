@@ -28,6 +28,7 @@ def body() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["traced", "scripted", "frozen"])
 def test_images_pass_through_a_module_of_torchscript(kind: str) -> None:
@@ -62,6 +63,7 @@ def test_model_in_distributed_data_parallel_says_what_to_trace(tmp_path: Path) -
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*")
 @pytest.mark.parametrize("names", [["output"], ["layers.0.linear1"]])
 def test_encoder_that_packs_padded_batches_is_refused(names: list[str]) -> None:

@@ -201,6 +201,7 @@ def check(kind: type[nn.Module], writer: type[Writer], names: list[str], *, has_
 HAS_RUN = [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_run", HAS_RUN, ids=["new", "has run"])
 @pytest.mark.parametrize(
     "names",
@@ -230,6 +231,7 @@ def test_what_a_sibling_reads_of_a_shared_object_is_that_of_this_input(
     check(Siblings, writer, names, has_run=has_run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["head", "output"], ["child.conv", "output"]], ids=" ".join)
 @pytest.mark.parametrize("kind", [Parent, Siblings])
 @pytest.mark.parametrize("writer", OUTSIDE)
@@ -239,6 +241,7 @@ def test_what_is_read_of_a_global_is_that_of_this_input(
     check(kind, writer, names, has_run=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", OUTSIDE)
 def test_what_was_left_in_a_global_before_is_not_read(writer: type[Writer]) -> None:
     """The child is traced and the reader is kept whole: a graph leaves nothing there for it."""

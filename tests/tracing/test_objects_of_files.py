@@ -144,6 +144,7 @@ def test_objects_are_as_they_were_behind_a_trace(change: Callable[[], float], en
     assert CHANGES[change]() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Changes, ChangesAndDropsIt])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_value_that_each_call_changes_is_refused(change: Callable[[], float], kind: type[Changes]) -> None:

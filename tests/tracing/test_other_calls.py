@@ -58,6 +58,7 @@ def test_what_other_calls_do_not_depend_on_may_be_left(keep: str, reads: str, wi
         assert torch.equal(out["output"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_mask", [False, True])
 @pytest.mark.parametrize("keep", [*KINDS, "size", "number"])
 def test_what_other_calls_read_is_refused(keep: str, with_mask: bool) -> None:
@@ -88,6 +89,7 @@ class KeptTensor(nn.Module):
         return x - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_tensors_that_are_left(with_mask: bool) -> None:
     model = KeptTensor(reads=False).eval()
@@ -252,6 +254,7 @@ class Detector(nn.Module):
         return self.head(self.stem(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", ["nothing", *READS])
 def test_size_that_eval_mode_keeps_is_no_obstacle_to_train_mode_where_nothing_reads_it(reads: str) -> None:
     model, x = Detector(reads).eval(), torch.rand(1, 3, 8, 8)
@@ -287,6 +290,7 @@ class Warm(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_half_of_one_sample_is_no_other_length(caplog: pytest.LogCaptureFixture) -> None:
     """A second call with one sample finds the table, and does not make it as a first call does."""
     model, x = Detector("nothing").eval(), torch.rand(1, 3, 8, 8)

@@ -115,6 +115,7 @@ class Tagger(nn.Module):
         return self.head(nn.utils.rnn.pad_packed_sequence(found, batch_first=True)[0])
 
 
+@pytest.mark.slow
 def test_states_for_a_packed_sequence() -> None:
     """Where their lengths differ, kernels of torch read memory that is not theirs: no run at other sizes may do so."""
     model = Tagger().eval()

@@ -186,6 +186,7 @@ def test_what_changes_from_call_to_call_and_matters_in_a_later_call_is_refused(k
         featx.create_feature_extractor(Keeping(make(), after_a_while), ["linear"], example_inputs=X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",
     [
@@ -278,6 +279,7 @@ def scaled(x: torch.Tensor, scales: list[float], mapper: Holder) -> torch.Tensor
     return x * scales[0] + mapper.value
 
 
+@pytest.mark.slow
 def test_submodule_that_keeps_numbers_of_its_first_call_is_kept_whole() -> None:
     model = nn.Sequential(nn.ReLU(), KeepsNumbers())
     traced = featx.trace(copy.deepcopy(model), X)
@@ -446,6 +448,7 @@ def test_model_that_does_something_else_in_its_first_call_alone_is_refused(
         featx.create_feature_extractor(kind(), wanted, example_inputs=X)
 
 
+@pytest.mark.slow
 def test_tables_that_are_made_in_the_first_call_and_for_longer_inputs_are_no_state() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:

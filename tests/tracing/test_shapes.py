@@ -90,6 +90,7 @@ POOLS: list[Any] = [
 EVERY = {"elementwise": ELEMENTWISE, "norms": NORMS, "linears": LINEARS, "convolutions": CONVOLUTIONS, "pools": POOLS}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:dropout[23]d. Received", "ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("kind", list(EVERY))

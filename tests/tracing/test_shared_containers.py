@@ -271,3 +271,26 @@ def test_object_that_a_model_and_its_file_hold_is_one_in_a_trace(kind: type[nn.M
     for x in (torch.rand(2, 4), torch.rand(5, 4)):
         found = extractor(x)
         assert torch.equal(found if extractor is model else found["output"], model(x))
+
+
+class HoldsView(Two):
+    """An array and a part of it, in either order."""
+
+    def __init__(self, *, is_part_first: bool) -> None:
+        super().__init__()
+        array = np.zeros(3)
+        for name in ("part", "array") if is_part_first else ("array", "part"):
+            setattr(self, name, array[1:] if name == "part" else array)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.array[1] = 5
+        return self.first(x) * float(self.part[0])
+
+
+@pytest.mark.parametrize("is_part_first", [False, True])
+def test_arrays_of_a_model_that_share_memory_share_it_in_a_trace(is_part_first: bool) -> None:
+    model = HoldsView(is_part_first=is_part_first).eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+    assert model.array.tolist() == [0, 0, 0]
+    for x in (torch.rand(2, 4), torch.rand(5, 4)):
+        assert torch.equal(extractor(x)["output"], model(x))

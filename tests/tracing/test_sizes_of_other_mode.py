@@ -55,6 +55,7 @@ def real_runs_at_other_sizes(caplog: pytest.LogCaptureFixture) -> list[int]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_both_modes_take_other_sizes(training: bool) -> None:
     model = Chosen()
@@ -169,6 +170,7 @@ class Asks(nn.Module):
         return nn.functional.dropout(self.conv(self.linear(x)), 0.5, self.training and self.drops).view(x.shape[0], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_trace_is_for_both_modes_where_the_model_does_the_same(drops: bool) -> None:
     model, x = Asks(drops).eval(), torch.rand(3, 6, 4)

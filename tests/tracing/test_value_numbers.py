@@ -94,6 +94,7 @@ class Followed(nn.Module):
         return x * x.sum().item() + x[x > 0].shape[0]
 
 
+@pytest.mark.slow
 def test_number_that_only_torch_reads_stays_free() -> None:
     extractor = featx.create_feature_extractor(Followed(), ["add"], example_inputs=FIRST)
     for x in (FIRST, THIRD * 3, TWO):

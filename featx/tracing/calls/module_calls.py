@@ -247,7 +247,9 @@ class ModuleCalls:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
             self._checks.check(module)
             self._checks.opened_modules.add(module)
-            return self._marked(result, path, caller)
+            # The path of a layer means its first call, also where it is looked into for what its hooks store.
+            is_meant = self.calls_asked_for[path] < 2 or not self._is_leaf(module, path)
+            return self._marked(result, path, caller) if is_meant else result
         except Untraceable as error:
             recorder.raised.raise_behind(error)
             if not self._may_stay_opaque(module) or (recorder.hooks.are_run and self._is_leaf(module, path)):

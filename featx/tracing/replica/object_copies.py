@@ -13,6 +13,7 @@ import enum
 import functools
 import io
 import itertools
+import queue
 import random
 import threading
 import types
@@ -132,7 +133,7 @@ class ObjectCopies:
         if kind.__module__.partition(".")[0] == "numpy":
             self.have_hidden_state = True
             is_view_of_shared = id(getattr(value, "base", None)) in self._shared
-            return value if is_view_of_shared else self.note(value, _copy_of_numpy(value))
+            return value if is_view_of_shared else self.note(value, _copy_of_numpy(self, value))
         if isinstance(value, _COPIED_BY_PYTHON) or (isinstance(value, Iterator) and not hasattr(value, "read")):
             return self.note(value, self._copied_by_python(value))
         if is_plain_object(value):
@@ -305,11 +306,23 @@ def _namespace(copies: ObjectCopies, value: Any) -> Any:
     return duplicate
 
 
+def _queue(copies: ObjectCopies, value: queue.Queue[Any]) -> queue.Queue[Any]:
+    kind: Any = type(value)
+    duplicate: Any = copies.fill_attributes(value, copies.note(value, object.__new__(kind)))
+
+    def get_at_once(*args: Any, **kwargs: Any) -> Any:
+        """Raise where there is nothing: no other thread puts something into a copy, and forward would wait for ever."""
+        return kind.get(duplicate, block=False)
+
+    duplicate.__dict__["get"] = get_at_once
+    return duplicate
+
+
 # Subclasses, in the order in which they are asked for.
 _BASES: tuple[tuple[type, Callable[[ObjectCopies, Any], Any]], ...] = (
     (dict, _dict), (list, _list), (tuple, _tuple), (set, _set), (frozenset, _set),
     (collections.deque, _deque), (functools.partial, _partial), (threading.local, _namespace),
-    (types.SimpleNamespace, _namespace),
+    (types.SimpleNamespace, _namespace), (queue.Queue, _queue),
 )  # fmt: skip
 
 
@@ -317,10 +330,17 @@ def _holds_atoms(values: Any) -> bool:
     return len(values) > _LARGEST or _ATOMS.issuperset(map(type, values))
 
 
-def _copy_of_numpy(value: Any) -> Any:
+def _copy_of_numpy(copies: ObjectCopies, value: Any) -> Any:
     if hasattr(value, "bit_generator") or type(value).__name__ == "RandomState":
         return copy.deepcopy(value)
-    return value.copy() if hasattr(value, "nbytes") else value
+    if not hasattr(value, "nbytes"):
+        return value
+    whole = getattr(value, "base", None)
+    is_view = type(whole) is type(value) and whole.flags.c_contiguous and whole.nbytes <= _LARGEST
+    if not is_view:
+        return value.copy()
+    start, start_of_whole = (each.__array_interface__["data"][0] for each in (value, whole))
+    return type(value)(value.shape, value.dtype, copies.of(whole), start - start_of_whole, value.strides)
 
 
 def is_of_library(function: types.FunctionType) -> bool:
