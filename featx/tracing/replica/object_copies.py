@@ -335,7 +335,7 @@ def _copy_of_numpy(copies: ObjectCopies, value: Any) -> Any:
         return copy.deepcopy(value)
     if not hasattr(value, "nbytes"):
         return value
-    whole = getattr(value, "base", None)
+    whole: Any = getattr(value, "base", None)
     is_view = type(whole) is type(value) and whole.flags.c_contiguous and whole.nbytes <= _LARGEST
     if not is_view:
         return value.copy()
