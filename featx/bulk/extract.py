@@ -137,7 +137,7 @@ def extract(
     given = [_device(each) for each in cast("Sequence[Any]", device if is_list else [device]) if each is not None]
     devices = given if is_list else []
     one = given[0] if given and not is_list else None
-    hands_out = _engine(devices, engine, actors, actor_options)
+    hands_out = _engine(devices, one, engine, actors, actor_options)
     _check_present(given)
     found = find_source(source, column, has_load=load is not None)
     reader = Reader.of(model, transform, load, has_tokens=isinstance(found, Rows) and _has_tokens(found, model))
@@ -215,11 +215,18 @@ def _check_present(devices: Iterable[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda" and (device.index or 0) >= count:
             raise ExtractionError(f"device '{device}' is not there; torch finds {count} CUDA devices")
+        if device.type not in ("cpu", "cuda"):
+            try:
+                torch.zeros(1, device=device).cpu()
+            except Exception as error:  # of whatever backend
+                reason = str(error).partition("\n")[0]
+                raise ExtractionError(f"device '{device}' cannot be used here: {reason}") from error
 
 
 def _engine(
-    devices: Sequence[torch.device], engine: str | None, actors: int | None, options: Mapping[str, Any] | None
-) -> Engine:
+    devices: Sequence[torch.device], one: torch.device | None, engine: str | None, actors: int | None,
+    options: Mapping[str, Any] | None,
+) -> Engine:  # fmt: skip
     """Return who does the shards.
 
     Raises:
@@ -230,7 +237,7 @@ def _engine(
     if engine is None and (actors is not None or options is not None):
         raise ArgumentTypeError("actors and actor_options are those of engine='ray'")
     if engine is not None:
-        if devices:
+        if devices or (one is not None and one.type != "cpu"):
             raise ArgumentTypeError("actors of Ray have one device each: give actor_options={'num_gpus': 1}, and none")
         return Ray(actors, options or {})
     return OneProcessPerDevice(devices) if devices else ThisProcess()

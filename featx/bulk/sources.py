@@ -152,9 +152,11 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
     first: dict[str, int] = {}
     for place, key in enumerate(found.keys):
         if first.setdefault(key, place) != place:
+            are_texts = has_load and isinstance(found, Paths)
+            hint = ". If these are texts, give a table and column=..., whose keys are numbers" if are_texts else ""
             raise ExtractionError(
                 f"the key '{key}' stands for two samples of {found.kind}, number {first[key]} and number {place}; "
-                "leave one of them out"
+                f"leave one of them out{hint}"
             )
         if not key.isascii() and any("\udc80" <= each <= "\udcff" for each in key):
             raise ExtractionError(f"the name {os.fsencode(key)!r} in {found.kind} is not UTF-8; rename that file")

@@ -83,6 +83,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown engine": ({"engine": "spark"}, "engine may be 'ray', got 'spark'"),
     "actors without Ray": ({"actors": 2}, "actors and actor_options are those of engine='ray'"),
     "devices with Ray": ({"engine": "ray", "device": ["cuda:0"]}, "one device each"),
+    "a GPU with Ray": ({"engine": "ray", "device": "cuda"}, "one device each"),
 }
 
 
@@ -95,7 +96,12 @@ def test_arguments_that_do_not_go_together(net: Net, photos: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("nonsense", "'nonsense' is none of torch's"), (["cpu", "cuda:99"], "'cuda:99' is not there; torch finds")],
+    [
+        ("nonsense", "'nonsense' is none of torch's"),
+        (["cpu", "cuda:99"], "'cuda:99' is not there; torch finds"),
+        ("meta", "'meta' cannot be used here"),
+        ("xpu", "'xpu' cannot be used here"),
+    ],
 )
 def test_devices_that_are_not_there(net: Net, photos: Path, tmp_path: Path, device: Any, message: str) -> None:
     with pytest.raises(featx.ExtractionError, match=message):

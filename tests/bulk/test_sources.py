@@ -658,6 +658,11 @@ def test_undecoded_images_of_a_data_set_may_be_paths(photos: list[str], tmp_path
     assert torch.allclose(table.tensor("y"), expected(make_net(), tmp_path, photos), atol=1e-6)
 
 
+def test_texts_that_repeat_are_told_from_paths(tmp_path: Path) -> None:
+    with pytest.raises(ExtractionError, match=r"the key 'a b' stands for two samples.*If these are texts, .*column="):
+        run(["a b", "c", "a b"], tmp_path, load=len)
+
+
 class Texts(Dataset[str]):
     def __len__(self) -> int:
         return 4
