@@ -280,6 +280,26 @@ def test_queue_that_hooks_fill_keeps_no_trace_waiting(names: list[str]) -> None:
     assert torch.equal(extractor(x)["output"], model(x))
 
 
+TABLE = torch.arange(4.0)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.utils.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + TABLE
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_hooks_of_torch_open_no_layer() -> None:
+    model, x = Normed().eval(), torch.rand(2, 4)
+    traced = featx.trace(model, x)
+    assert len(traced.graph.find_nodes(op="call_module", target="linear")) == 1
+    assert torch.equal(traced(x), model(x))
+
+
 class Registry:
     found: dict[str, torch.Tensor] = {}
 

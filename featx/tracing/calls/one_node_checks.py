@@ -100,9 +100,7 @@ class OneNodeChecks:
         """Raise where code inside may read what hooks inside store, and these do not run."""
         hooks = self._recorder.hooks
         if not hooks.are_run:
-            for inner in modules_of(module):
-                if not is_torch_layer(type(inner)):
-                    hooks.check_read(inner, [path])
+            hooks.check_read((inner for inner in modules_of(module) if not is_torch_layer(type(inner))), [path])
 
     def _check_attributes(self, values: Any, path: str) -> None:
         """Raise where forward has given a tensor an attribute that a module which is kept whole may read."""

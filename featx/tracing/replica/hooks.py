@@ -62,12 +62,13 @@ class ModelHooks:
     def _hooked(self) -> list[nn.Module]:
         return [self._roots[-1].get_submodule(path) for path in self._paths]
 
-    def check_read(self, module: nn.Module, paths: Iterable[str]) -> None:
-        """Raise where forward of a module may read what hooks change, of modules at `paths` or inside of these."""
+    def check_read(self, modules: Iterable[nn.Module], paths: Iterable[str]) -> None:
+        """Raise where forward of one of `modules` may read what hooks change, of modules at `paths` or inside these."""
         changed = self._names_changed(paths) if self._paths else frozenset[str]()
-        read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module)) if changed else ()
-        if read:
-            self.refuse_stored(f"perhaps in '{min(read)}',")
+        for module in modules if changed else ():
+            read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module))
+            if read:
+                self.refuse_stored(f"perhaps in '{min(read)}',")
 
     def _names_changed(self, paths: Iterable[str]) -> frozenset[str]:
         inside = [path for path in self._paths if any(f"{path}.".startswith(f"{each}.") for each in paths)]
@@ -105,7 +106,9 @@ def _hooks_of(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _may_store(module: nn.Module) -> bool:
-    return not all(map(is_collecting_hook, _hooks_of(module)))
+    """Say whether a hook of a module may store something elsewhere; those of torch set attributes of the module."""
+    hooks = [hook for hook in _hooks_of(module) if not is_collecting_hook(hook)]
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
 
 
 def _names_changed_by(hook: Any) -> frozenset[str]:

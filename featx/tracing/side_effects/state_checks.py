@@ -127,7 +127,7 @@ class StateChecks:
         if state is None:
             self._check_layer(module, path)
             return
-        self._recorder.hooks.check_read(module, self.opaque_paths)
+        self._recorder.hooks.check_read([module], self.opaque_paths)
         if state.difference() is not None:
             self._changed.add(module)
             self._note_left(path, computed_attributes(self._recorder, state))
