@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from torch import nn
 
 from featx.errors import NodeNameError
-from featx.features.building.prune import last_needed
+from featx.features.building.liveness import last_needed
 from featx.features.requests.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
