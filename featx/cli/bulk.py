@@ -134,7 +134,7 @@ def _devices(text: str | None) -> str | Sequence[str] | None:
 
 def _absolute(path: str) -> str:
     """Return a path that `featx retry` finds from another folder."""
-    return path if "://" in path else str(Path(path).absolute())
+    return path if "://" in path or not path else str(Path(path).expanduser().absolute())
 
 
 def _tell(table: FeatureTable) -> None:

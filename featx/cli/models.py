@@ -104,6 +104,8 @@ def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:
     function = getattr(found, name, None)
     if function is None:
         raise UserError(f"'{module}' has no '{name}'.{did_you_mean(name, dir(found))}")
+    if not callable(function):
+        raise UserError(f"'{module}:{name}' is of {type(function).__name__}, and neither a model nor what makes one")
     try:
         model = function if isinstance(function, nn.Module) else function()
     except TypeError as error:

@@ -281,6 +281,7 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no file": (["nodes", "torchvision:resnet18", "--weights", "nowhere.pt"], "there is no file 'nowhere.pt'"),
     "both": (["nodes", "torchvision:resnet18", "--weights", "a.pt", "--pretrained"], "or --weights, not both"),
     "twice": (["code", "torchvision:resnet18", "-n", "fc,fc"], "--nodes has fc twice"),
+    "a number": (["nodes", "math:pi"], "'math:pi' is of float, and neither a model nor what makes one"),
     "arguments": (["nodes", "torch.nn:Linear"], "'torch.nn:Linear' has to make a model without arguments: "),
     "wrong input": (["nodes", "torchvision:resnet18", "--input", "3x64x64"], "fails on --input 3x64x64: ValueError: "),
     "wrong input of cost": (["cost", "torch.nn:Flatten", "--input", "4"], "fails on --input 4: IndexError: "),
@@ -293,6 +294,13 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
 def test_mistakes_are_told_in_a_line(name: str) -> None:
     arguments, message = MISTAKES[name]
     assert message in failed(*arguments)
+
+
+def test_empty_source_is_not_the_current_folder(tmp_path: Path) -> None:
+    found = run("extract", "torchvision:squeezenet1_0", "--nodes", "features", "", tmp_path / "out")
+    assert found.exit_code == 1
+    assert "the source is an empty text" in found.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:

@@ -275,3 +275,10 @@ def test_layers_inside_modules_that_torchvision_takes_for_one_node_are_in_it() -
     name = found[1].name
     extractor = featx.create_feature_extractor(model, [name], suppress_diff_warning=True)
     assert extractor(torch.rand(1, 3, 64, 64))[name].shape[2:] == (32, 32)
+
+
+def test_hint_names_a_module_of_the_model() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    text = featx.nodes(model, torch.rand(1, 4)).to_text(depth=1)
+    assert ".filter('0.*')" in text
+    assert "layer1" not in text

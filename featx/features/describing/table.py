@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError
-from featx.features.describing.table_text import HINT, html_of, rich_table_of, text_of
+from featx.features.describing.table_text import html_of, rich_table_of, text_of
 from featx.features.requests.request import expression_of
 from featx.ir.paths import did_you_mean
 
@@ -167,7 +167,7 @@ class NodeTable(Sequence[NodeInfo]):
             for row in self._rows
         ]
 
-    def to_text(self, depth: int | None = None, *, everything: bool = False, hint: str = HINT) -> str:
+    def to_text(self, depth: int | None = None, *, everything: bool = False, hint: str | None = None) -> str:
         """Return the table as text.
 
         Args:

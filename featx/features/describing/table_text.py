@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 _HEADINGS = ("name", "type", "shape", "layout", "stride", "params", "FLOPs")
 _MOST_ROWS = 40
 _WIDEST_NAME = 60
-HINT = ".to_text(depth=...) and .to_text(everything=True) show them, and .filter('layer1.*') what is like that"
 
 
-def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everything: bool, hint: str) -> str:
-    """Return the rows of modules down to a depth, or all rows, and a line that says what is left out."""
+def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everything: bool, hint: str | None) -> str:
+    """Return the rows of modules down to a depth, or all rows, and a line that says what is left out.
+
+    `hint` says how to see those; by default by the methods of a table.
+    """
     shown = list(rows) if everything else _shown(rows, depth)
     table = format_table((*_HEADINGS, "mode"), [(*cells_of(row), _mode(row)) for row in shown], text_columns=4)
     if not rows:
@@ -29,9 +31,15 @@ def text_of(rows: Sequence[NodeInfo], model: str, depth: int | None, *, everythi
     if left_out:
         lines.append(
             f"{left_out} more of the {len(rows)} nodes of {model} are modules that lie deeper, operations and weights; "
-            f"{hint}"
+            f"{hint or _hint(rows)}"
         )
     return "\n".join(lines)
+
+
+def _hint(rows: Sequence[NodeInfo]) -> str:
+    around = next((row.name.partition(".")[0] for row in rows if "." in row.name), None)
+    by_name = "" if around is None else f", and .filter('{around}.*') what is like that"
+    return f".to_text(depth=...) and .to_text(everything=True) show them{by_name}"
 
 
 def rich_table_of(rows: Sequence[NodeInfo], model: str, depth: int | None) -> Any:
