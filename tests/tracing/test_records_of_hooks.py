@@ -96,6 +96,7 @@ def test_what_hooks_leave_is_that_of_this_call_or_refused(
 def test_module_in_which_hooks_count_is_looked_into() -> None:
     model = nn.Sequential(nn.Linear(4, 4), CountsRecords(), nn.ReLU()).eval()
     graph_module = featx.trace(model, torch.rand(2, 4))
+    assert not graph_module.graph.find_nodes(op="call_module", target="1")
     x = torch.rand(3, 4)
     assert torch.equal(graph_module(x), model(x))
 

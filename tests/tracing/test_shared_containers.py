@@ -255,6 +255,10 @@ def state_of_file() -> tuple[Any, ...]:
     return ARRAY.tolist(), bytes(BYTES), bytes(VIEW), ITEMS.qsize(), *states
 
 
+# Queues are for threads, whatever they hold; a first seed leaves the generator in another state.
+REFUSED = {(InQueue, False), (InQueue, True), (InGenerator, False)}
+
+
 @pytest.mark.parametrize("has_run", [False, True])
 @pytest.mark.parametrize("kind", [InArray, InPartOfArray, InBytes, InGenerator, InQueue, InLegacyGenerator, InView])
 def test_object_that_a_model_and_its_file_hold_is_one_in_a_trace(kind: type[nn.Module], has_run: bool) -> None:
@@ -263,14 +267,15 @@ def test_object_that_a_model_and_its_file_hold_is_one_in_a_trace(kind: type[nn.M
     if has_run:
         model(torch.rand(2, 4))
     before = state_of_file()
-    try:
-        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
-    except featx.TraceError:
-        extractor = model
+    if (kind, has_run) in REFUSED:
+        with pytest.raises(featx.TraceError):
+            featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
+        assert state_of_file() == before
+        return
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 4))
     assert state_of_file() == before
     for x in (torch.rand(2, 4), torch.rand(5, 4)):
-        found = extractor(x)
-        assert torch.equal(found if extractor is model else found["output"], model(x))
+        assert torch.equal(extractor(x)["output"], model(x))
 
 
 class HoldsView(Two):
