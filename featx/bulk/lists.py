@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from featx.bulk.extras import require
-from featx.errors import ExtractionError
+from featx.errors import ArgumentTypeError, ExtractionError
 
 LISTS = frozenset({".txt", ".csv", ".parquet"})
 # What Pillow, or a plugin of it, decodes.
@@ -38,6 +38,7 @@ def read_list(path: str, data: bytes, column: str | None) -> list[str]:
 
     Raises:
         ExtractionError: it cannot be read, a row has no value, or it is not clear which column is meant.
+        ArgumentTypeError: a column of a text is asked for.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
@@ -48,7 +49,18 @@ def read_list(path: str, data: bytes, column: str | None) -> list[str]:
         raise ExtractionError(f"'{path}' is no text in UTF-8 (byte {error.start}); save it as UTF-8") from error
     if suffix == ".csv":
         return _of_csv(path, text, column)
+    refuse_column(column, f"the text '{path}'")
     return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def refuse_column(column: str | None, kind: str) -> None:
+    """Raise where a column is asked for of what has none.
+
+    Raises:
+        ArgumentTypeError: so it is.
+    """
+    if column is not None:
+        raise ArgumentTypeError(f"column='{column}' is for tables and data sets, and {kind} has no columns")
 
 
 def values_of(source: Any, column: str | None) -> list[Any] | None:

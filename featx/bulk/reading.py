@@ -74,7 +74,7 @@ class Reader:
 
     def __call__(self, item: Any) -> Any:
         """Return the input."""
-        value = self._decoded(item) if self.load is None else _as_input(self.load(item))
+        value = self._decoded(item) if self.load is None else _with_tensors(self.load(item))
         return self.preprocessing.early(value)
 
     def _decoded(self, item: Any) -> Any:
@@ -97,7 +97,7 @@ class Reader:
         return decoder() if self.load is None else text_of(self.load)
 
 
-def _as_input(loaded: Any) -> Any:
+def _with_tensors(loaded: Any) -> Any:
     """Return what `load` gives; what a tokenizer returns becomes a dict, with tensors in the place of its lists."""
     if not isinstance(loaded, Mapping):
         return loaded

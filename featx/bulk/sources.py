@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 
 from featx.bulk.extras import require
-from featx.bulk.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, SUFFIXES, read_list, values_of
+from featx.bulk.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, SUFFIXES, read_list, refuse_column, values_of
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
@@ -174,13 +174,12 @@ def _source(source: Any, column: str | None, *, has_load: bool = False) -> Sourc
         raise ArgumentTypeError("a DataLoader gives batches, in an order of its own; give loader.dataset")
     is_list = isinstance(source, (list, tuple))
     if is_list and any(map(_is_path, cast("Sequence[Any]", source))):
-        _refuse_column(column, "a list of paths")
-        return _of_list(cast("Sequence[Any]", source), has_load=has_load)
+        return _of_list(cast("Sequence[Any]", source), column, has_load=has_load)
     is_mapping = isinstance(source, (bytes, dict)) and not hasattr(source, "column_names")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_mapping:
         return _of_dataset(source, column, has_load=has_load)
     if isinstance(source, Iterable) and not is_mapping:
-        return _of_list(cast("Iterable[Any]", source), has_load=has_load)
+        return _of_list(cast("Iterable[Any]", source), column, has_load=has_load)
     raise ArgumentTypeError(f"samples come from {_FORMS}; got a {type(source).__name__}")
 
 
@@ -188,7 +187,7 @@ def _is_path(value: object) -> bool:
     return isinstance(value, (str, os.PathLike))
 
 
-def _of_list(source: Iterable[Any], *, has_load: bool) -> Source:
+def _of_list(source: Iterable[Any], column: str | None, *, has_load: bool) -> Source:
     kind = type(source).__name__
     keys: list[str] = []
     for number, each in enumerate(source):
@@ -201,6 +200,7 @@ def _of_list(source: Iterable[Any], *, has_load: bool) -> Source:
             )
         else:
             raise ExtractionError(f"item {number} of the {kind} is {each!r:.60}, and no path or URL; take it out")
+    refuse_column(column, "a list of paths")
     if keys and all(key.endswith(".tar") for key in keys):
         return _of_tars(keys, has_load=has_load)
     return Paths(keys, f"a list of {len(keys)} paths")
@@ -209,6 +209,8 @@ def _of_list(source: Iterable[Any], *, has_load: bool) -> Source:
 def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     if not path:
         raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
+    if path.endswith(".tar"):
+        refuse_column(column, f"the tar file '{path}'")
     if path.endswith(".tar") and not os.path.exists(path):
         return _of_tars(_expanded(path), has_load=has_load)
     if _is_url(path):
@@ -220,11 +222,10 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
         if (place / "dataset_info.json").exists() or (place / "dataset_dict.json").exists():
             dataset = require("datasets", "datasets reads its own folders").load_from_disk(path)
             return _of_dataset(dataset, column, has_load=has_load)
-        _refuse_column(column, f"the folder '{path}'")
+        refuse_column(column, f"the folder '{path}'")
         return _of_folder(place, has_load=has_load)
     suffix = place.suffix.lower()
     if suffix == ".tar":
-        _refuse_column(column, f"the tar file '{path}'")
         return _of_tars([path], has_load=has_load)
     if suffix in LISTS:
         return Paths(read_list(path, place.read_bytes(), column), f"the list '{path}'", str(place.parent))
@@ -258,11 +259,6 @@ def _samples_among(paths: Sequence[str], *, has_load: bool) -> tuple[list[str], 
 
 def _is_hidden(path: str) -> bool:
     return any(part[0] == "." and part != ".." for part in Path(path).parts)
-
-
-def _refuse_column(column: str | None, kind: str) -> None:
-    if column is not None:
-        raise ArgumentTypeError(f"column='{column}' is for tables and data sets, and {kind} has no columns")
 
 
 def _leads_back(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,9 +71,7 @@ class Search:
         self._add_accepted(validation_inputs(example))
         self._inputs.update(checks)
         self._expected.update({name: self._exact_given(f"checks['{name}']", each) for name, each in checks.items()})
-        seconds = self._check_repeats()
-        self._one_row = self._first_rows(1)
-        self._some_rows = self._first_rows(int((self._rows or 1) * _SECONDS_OF_CALL / seconds))
+        self._seconds = self._check_repeats()
         self.dtypes = dtypes_of(self._expected["the example"])
         self._builder = Builder(extractor, example, self.dtypes)
         self._trials: list[Trial] = []
@@ -94,6 +93,15 @@ class Search:
         """The number of samples in the example; None where its tensors have not all one length."""
         sizes = {len(leaf) if leaf.dim() else 0 for leaf in tensors_in((self._example.args, self._example.kwargs))}
         return sizes.pop() if len(sizes) == 1 else None
+
+    @cached_property
+    def _one_row(self) -> Example:
+        return self._first_rows(1)
+
+    @cached_property
+    def _some_rows(self) -> Example:
+        """As many rows as a call takes that is not long."""
+        return self._first_rows(int((self._rows or 1) * _SECONDS_OF_CALL / self._seconds))
 
     def _first_rows(self, rows: int) -> Example:
         """Return so many rows of the example, at least one; the whole of it where the extractor takes no fewer."""
@@ -228,7 +236,7 @@ class Search:
     def _measured(self, recipe: Recipe, module: OptimizedExtractor) -> Trial:
         if recipe.compile is None:
             # A CPU without instructions for a dtype takes many times as long, which one row shows.
-            inputs = self._example if recipe.dtype is None else self._one_row
+            inputs = self._some_rows if recipe.dtype is None else self._one_row
             if (once := self._fastest_of_some(module, inputs)) > _HOPELESS:
                 return Trial(recipe, problem=f"{_TOO_SLOW} {once:.1f} times as long")
         start = time.perf_counter()

@@ -638,10 +638,18 @@ def test_advice_for_an_image_of_one_channel_is_about_channels(photos: list[str],
     assert "dimension for the batch" not in str(raised.value)
 
 
-def test_column_of_what_has_no_columns_is_refused(photos: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["list", "generator", "text", "tar", "pattern of tars"])
+def test_column_of_what_has_no_columns_is_refused(kind: str, photos: list[str], tmp_path: Path) -> None:
     paths = [str(tmp_path / each) for each in photos]
-    with pytest.raises(ArgumentTypeError, match=r"column='label'.*a list of paths has no columns"):
-        run(paths, tmp_path, column="label")
+    (tmp_path / "list.txt").write_text("\n".join(paths))
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(paths[0], "0.png")
+    sources: dict[str, Any] = {
+        "list": paths, "generator": iter(paths), "text": tmp_path / "list.txt", "tar": tmp_path / "a.tar",
+        "pattern of tars": str(tmp_path / "*.tar"),
+    }  # fmt: skip
+    with pytest.raises(ArgumentTypeError, match=r"column='label' is for tables and data sets, and .* has no columns"):
+        run(sources[kind], tmp_path, column="label")
 
 
 def test_empty_text_is_no_folder(tmp_path: Path) -> None:

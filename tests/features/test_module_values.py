@@ -241,6 +241,26 @@ def test_run_behind_the_last_node_computes_no_convolutions_of_guessed_inputs(
     assert torch.equal(extractor(x)["block"], model(x))
 
 
+class NormalizesAndCallsAgain(nn.Module):
+    """Does not run where its convolution gives zeros; where it runs, it calls that again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.block(x)
+        if float(y.detach().abs().sum()) == 0:
+            raise ValueError("nothing to normalize")
+        return self.block(y / y.norm())
+
+
+def test_model_that_fails_without_convolutions_runs_with_them() -> None:
+    model, x = NormalizesAndCallsAgain().eval(), torch.rand(1, 3, 8, 8)
+    extractor = featx.create_feature_extractor(model, ["block"])
+    assert torch.equal(extractor(x)["block"], last_hook(model, "block", x))
+
+
 class Grid(nn.Module):
     """Is told by its parent what its tokens are a grid of, as the blocks of Swin for detection are."""
 

@@ -234,6 +234,8 @@ class Stores(nn.Module):
         self.way, self.found = way, dict[Any, torch.Tensor]()
         self.names = {id(layer): name for name, layer in self.net.named_children()}
         self.wanted = {id(self.net[0])}
+        self.in_order, self.last = [id(layer) for layer in self.net], id(self.net[2])
+        self.places = tuple(self.in_order)
         self.items: queue.Queue[torch.Tensor] = queue.Queue()
         for layer in self.net:
             layer.register_forward_hook(self.store)
@@ -245,7 +247,10 @@ class Stores(nn.Module):
             self.items.put(output)
         elif self.way == "dict by ids":
             self.found[self.names.get(id(layer), "?")] = output
-        elif id(layer) in self.wanted:
+        elif self.way in ("list of ids", "tuple of ids"):
+            ids = self.in_order if self.way == "list of ids" else self.places
+            self.found[ids.index(id(layer)) if id(layer) in ids else "?"] = output
+        elif id(layer) in self.wanted if self.way == "set of ids" else id(layer) == self.last:
             self.found["wanted"] = output
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -259,7 +264,9 @@ class Stores(nn.Module):
 
 
 @pytest.mark.parametrize("has_run", [False, True])
-@pytest.mark.parametrize("way", ["context variable", "dict by ids", "set of ids"])
+@pytest.mark.parametrize(
+    "way", ["context variable", "dict by ids", "list of ids", "tuple of ids", "set of ids", "an id"]
+)
 def test_what_hooks_store_by_other_ways_is_followed(way: str, has_run: bool) -> None:
     model = Stores(way).eval()
     if has_run:

@@ -188,7 +188,7 @@ class ModuleCalls:
             return True
         if has_own_call(type(module)):
             return False  # what it does ahead of forward is recorded by now, and must not run twice
-        if self._opening.opens_hooked and any(map(has_forward_hooks, modules_of(module))):
+        if self._opening.opens_hooked and self._measured.has_hooks(path):
             return False
         opened = self._opening.opened
         return is_leaf if opened is None else path not in opened

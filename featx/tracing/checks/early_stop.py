@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections.abc import Collection, Mapping
 from itertools import chain
 
 from torch import nn
@@ -17,7 +18,7 @@ from featx.ir.memory import MemoryGroups
 from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.example.conditions import Conditions
-from featx.tracing.example.plain_run import run_to_the_end
+from featx.tracing.example.plain_run import FullRun, run_to_the_end
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.same_needed import count_needed
@@ -78,18 +79,32 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
         if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
     if not written and (read or called):
-        replica, _ = trace.model_context.replica(tracer.training, "all")
-        with tracer.log.run(type(root).__name__, "what follows the last node", is_real=True):
-            run = run_to_the_end(
-                trace.model_context, replica, request.args, request.kwargs, read, called,
-                skips_convolutions=tracer.inputs_are_guessed,
-            )  # fmt: skip
-        replica.drop()
+        run = _run_to_the_end(request, trace, read, called)
         again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
         if again:
             return f"calls '{again[0]}' again, whose last call is requested"
         written = run.written
     return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
+
+
+def _run_to_the_end(
+    request: TraceRequest, trace: ExampleTrace, read: Mapping[str, str], called: Collection[str]
+) -> FullRun:
+    """Run a copy of the model: on guessed inputs without convolutions, unless forward fails so and not with them."""
+    context, tracer = trace.model_context, request.tracer
+
+    def run(*, skips_convolutions: bool) -> FullRun:
+        replica, _ = context.replica(tracer.training, "all")
+        with tracer.log.run(type(context.root).__name__, "what follows the last node", is_real=True):
+            found = run_to_the_end(
+                context, replica, request.args, request.kwargs, read, called, skips_convolutions=skips_convolutions
+            )
+        replica.drop()
+        return found
+
+    if tracer.inputs_are_guessed and not (quick := run(skips_convolutions=True)).has_failed:
+        return quick
+    return run(skips_convolutions=False)
 
 
 def _within_reach(read: dict[str, str], trace: ExampleTrace) -> dict[str, str]:

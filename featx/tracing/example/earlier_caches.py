@@ -7,6 +7,7 @@ the anchors of that size as constants. So it is traced as if it had not run, whe
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from types import FunctionType
@@ -125,7 +126,8 @@ def _before_calls(module: nn.Module) -> dict[str, Any]:
     That is what the class has for them, or a constant of `__init__`; of a dict that is none, an empty one.
     """
     kind, found = type(module), dict[str, Any]()
-    for name, present in module.__dict__.items():
+    for name in (_class_values(kind) | constants_of_init(kind).keys()) & module.__dict__.keys():
+        present = module.__dict__[name]
         if isinstance(inspect.getattr_static(kind, name, NO_VALUE), _COMPARABLE):
             found[name] = OF_CLASS
         else:
@@ -139,6 +141,14 @@ def _before_calls(module: nn.Module) -> dict[str, Any]:
     # Asked last: all code that forward reaches is read for it.
     assigned = assigned_by(forward, kind) or frozenset()
     return {name: value for name, value in found.items() if name in assigned}
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_values(kind: type) -> frozenset[str]:
+    """Return the names of what a class, or a base of it, has as a value of its own."""
+    return frozenset(
+        name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, _COMPARABLE)
+    )
 
 
 def _has_no_values(context: ModelContext, inputs: Any) -> bool:

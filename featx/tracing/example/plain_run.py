@@ -76,7 +76,8 @@ def _zeros_of_convolution(
     foreign: ForeignTensors, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
 ) -> torch.Tensor | None:
     """Return zeros of the form that a convolution has; None for other kernels."""
-    if kernel is not torch.ops.aten.convolution.default or args[6]:  # transposed
+    is_known = kernel is torch.ops.aten.convolution.default and not kwargs
+    if not is_known or args[6]:  # transposed
         return None
     x, weight, _, *options = args[:6]
     if any(len(option) != x.dim() - 2 for option in options):
@@ -101,10 +102,12 @@ class FullRun(NamedTuple):
     Attributes:
         written: the paths of tensors that it has written or replaced.
         calls: how many calls it made of which the output is that of a module, by the paths of modules.
+        has_failed: whether forward has raised an error, so that what it does behind that is not known.
     """
 
     written: list[str]
     calls: Counter[str]
+    has_failed: bool
 
 
 def run_to_the_end(
@@ -151,15 +154,14 @@ def run_to_the_end(
                 states[own] = _state_of(tensors_read[own])
 
     intercept(replica.paths, count)
-    # Where it fails: what it did until then it has done.
-    run_plainly(context, root, args, kwargs, skips_convolutions=skips_convolutions)
+    run = run_plainly(context, root, args, kwargs, skips_convolutions=skips_convolutions)
     after = dict(registered_tensors(root))
     written = [
         path
         for path, tensor in tensors_read.items()
         if after.get(path) is not tensor or _state_of(tensor) != states[path]
     ]
-    return FullRun(written, calls)
+    return FullRun(written, calls, run.error is not None)
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from featx.tracing.signals import Untraceable
 
 _ATOMS = frozenset(
     {
-        bool, int, float, complex, str, bytes, range, type(None), type(Ellipsis), type(NotImplemented), type, object,
+        bool, float, complex, str, bytes, range, type(None), type(Ellipsis), type(NotImplemented), type, object,
         torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
         types.ModuleType, types.CodeType, types.WrapperDescriptorType, types.MethodDescriptorType,
     }
@@ -75,6 +75,8 @@ class ObjectCopies:
         kind = type(value)
         if kind in _ATOMS:
             return value
+        if kind is int:
+            return self.of_id(value)
         known = self.known.get(id(value))
         if known is not None:
             return known[1]
@@ -92,10 +94,10 @@ class ObjectCopies:
         self._depth -= 1
         return duplicate
 
-    def of_id(self, key: Any) -> Any:
-        """Return the id of the copy where `key` is that of an object that is copied, as `names[id(layer)]` has it."""
-        known = self.known.get(key) if type(key) is int else None
-        return key if known is None else id(known[1])
+    def of_id(self, number: int) -> int:
+        """Return the id of the copy where a number is that of an object that is copied, as in `names[id(layer)]`."""
+        known = self.known.get(number)
+        return number if known is None else id(known[1])
 
     def look_at_large(self, value: Collection[Any], items: Iterable[Any]) -> None:
         """Note what the containers hold that are inside a large one, into which `ModuleState` does not look."""
@@ -199,8 +201,6 @@ def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
     copies.fill_attributes(value, duplicate)
     if not (_holds_atoms(items) and _holds_atoms(items.values())):
         items = {copies.of(key): copies.of(item) for key, item in items.items()}
-    if any(type(key) is int for key in items):
-        items = {copies.of_id(key): item for key, item in items.items()}
     for key, item in items.items():
         base.__setitem__(duplicate, key, item)
     return duplicate
@@ -209,9 +209,7 @@ def _dict(copies: ObjectCopies, value: dict[Any, Any]) -> dict[Any, Any]:
 def _set(copies: ObjectCopies, value: Any) -> Any:
     kind: Any = type(value)
     if _holds_atoms(value):
-        duplicate = copies.note(value, kind.copy(value))
-        ids = [item for item in duplicate if type(item) is int and copies.of_id(item) != item]
-        return copies.note(value, kind((duplicate - set(ids)) | set(map(copies.of_id, ids)))) if ids else duplicate
+        return copies.note(value, kind.copy(value))
     return copies.note(value, kind(copies.of(item) for item in set(value)))
 
 

@@ -184,9 +184,14 @@ class Replica:
         for name in ("_parameters", "_buffers"):
             state[name] = dict(state[name]) if shares_tensors and type(state[name]) is dict else copies(state[name])
         shared = _SHARED if shares_tensors else _SHARED_WITHOUT_TENSORS
+        known = self._copies.known.keys()
         for name, value in state.items():
             kind = type(value)
-            if kind in shared or name in _LOOKED_AFTER or (kind is tuple and shared.issuperset(map(type, value))):
+            if kind in shared or name in _LOOKED_AFTER:
+                if kind is int and value in known:  # `id(layer)`
+                    state[name] = copies(value)
+                continue
+            if kind is tuple and shared.issuperset(map(type, value)) and known.isdisjoint(value):
                 continue
             # Two modules may share an empty container of the model's own.
             state[name] = kind() if name in _OF_ONE_MODULE and not value else copies(value)
