@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from featx.bulk.failpoints import reach
+from featx.errors import ExtractionError
 
 TEMPORARY = ".tmp-"
 
@@ -85,7 +86,14 @@ class LocalFolder:
 
     def make(self) -> None:
         """Make the folder if it is missing."""
-        self._path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ExtractionError(
+                f"the folder '{self._path}' cannot be made: {error.strerror}; choose another place"
+            ) from error
+        if not os.access(self._path, os.W_OK):
+            raise ExtractionError(f"the folder '{self._path}' cannot be written; choose another place")
 
     def names(self) -> set[str]:
         """Return the names of published files."""

@@ -93,7 +93,10 @@ def read_job(folder: Folder) -> Job | None:
         found["columns"] = columns
         return Job(**found)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ExtractionError(f"'{folder.place(JOB_FILE)}' is no job file of featx: {error}") from error
+        raise ExtractionError(
+            f"'{folder.place(JOB_FILE)}' is no job file of featx, or is damaged: {error}. Put back a copy of it, or "
+            "choose another folder"
+        ) from error
 
 
 def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str, Any]) -> Job:

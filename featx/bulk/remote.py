@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from featx.bulk.extras import require
 from featx.bulk.failpoints import reach
+from featx.bulk.files import told_of_url
 from featx.bulk.folder import TEMPORARY, Folder, LocalFolder, temporary_name
 from featx.errors import ArgumentTypeError, ExtractionError
 
@@ -22,15 +23,18 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 
     Raises:
         MissingExtraError: fsspec is not installed, or what it needs for such a URL; the message has the command.
-        ExtractionError: fsspec knows no such URL.
+        ExtractionError: fsspec knows no such URL, or it is a file or below one.
         ArgumentTypeError: it is no path.
     """
     if not isinstance(cast(object, path), (str, os.PathLike)) or not os.fspath(path):
         raise ArgumentTypeError(f"features are in a folder; give its path or URL, got {path!r:.80}")
     text = os.path.expanduser(os.fspath(path))
-    if os.path.exists(text) and not os.path.isdir(text):
-        raise ExtractionError(f"'{text}' is a file, and features go to a folder; choose another place")
-    return RemoteFolder(text) if "://" in text else LocalFolder(text)
+    if "://" in text:
+        return RemoteFolder(text)
+    there = next(each for each in (Path(text).absolute(), *Path(text).absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise ExtractionError(f"'{there}' is a file, and features go to a folder; choose another place than '{text}'")
+    return LocalFolder(text)
 
 
 class RemoteFolder:
@@ -47,12 +51,8 @@ class RemoteFolder:
     def _connect(self) -> None:
         fsspec = require("fsspec", "fsspec reaches URLs")
         protocol = self._url.partition("://")[0]
-        try:
+        with told_of_url(self._url, "reached"):
             self._files, self._root = fsspec.core.url_to_fs(self._url)
-        except ImportError as error:  # of what fsspec needs for this protocol; its text names it
-            raise ExtractionError(f"'{self._url}' cannot be reached: {error}") from error
-        except ValueError as error:
-            raise ExtractionError(f"'{self._url}' is no URL that fsspec knows: {error}") from error
         self._is_object_store = protocol in _OBJECT_STORES
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,7 +70,8 @@ class RemoteFolder:
     def make(self) -> None:
         """Make the folder if it is missing; object stores have none, but for the bucket."""
         if not self._is_object_store:
-            self._files.makedirs(self._root, exist_ok=True)
+            with told_of_url(self._url, "written"):
+                self._files.makedirs(self._root, exist_ok=True)
 
     def names(self) -> set[str]:
         """Return the names of published files."""
@@ -82,10 +83,11 @@ class RemoteFolder:
 
     def _names(self) -> list[str]:
         self._files.invalidate_cache()
-        try:
-            found: list[str] = self._files.ls(self._root, detail=False)
-        except FileNotFoundError:
-            return []
+        with told_of_url(self._url):
+            try:
+                found: list[str] = self._files.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
         return [each.rstrip("/").rpartition("/")[2] for each in found]
 
     def free_bytes(self) -> None:
@@ -116,14 +118,15 @@ class RemoteFolder:
         Stores without exclusive writes may let two jobs that start in the same moment both write.
         """
         path = self._inside(name)
-        if self._files.exists(path):
-            return False
-        try:
-            self._files.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        except (TypeError, NotImplementedError, ValueError):  # it has no exclusive writes
-            self._files.pipe_file(path, data)
+        with told_of_url(self._url, "written"):
+            if self._files.exists(path):
+                return False
+            try:
+                self._files.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            except (TypeError, NotImplementedError, ValueError):  # it has no exclusive writes
+                self._files.pipe_file(path, data)
         return True
 
     def place(self, name: str) -> str:

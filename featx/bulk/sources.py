@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from glob import glob
 from io import BytesIO
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from featx.bulk.extras import require
+from featx.bulk.files import is_url, matching, opened, samples_among, told_of_url
 from featx.bulk.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, SUFFIXES, read_list, refuse_column, values_of
+from featx.bulk.tars import find_members
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
-    "a folder of images or the URL of one, a list of paths or URLs, a .txt, .csv or .parquet file of them, .tar files "
-    "of webdataset or a pattern for them, a column of pandas, polars or numpy, a data set of Hugging Face, a torch "
-    "Dataset with a length, or a list or array of images"
+    "a folder of images or the URL of one, a pattern such as photos/**/*.jpg, a list of paths or URLs, a .txt, .csv or "
+    ".parquet file of them, .tar files of webdataset or a pattern for them, a column of pandas, polars or numpy, a "
+    "data set of Hugging Face, a torch Dataset with a length, or a list or array of images"
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
 class Source(Protocol):
@@ -53,47 +52,19 @@ class Paths:
     def has_file(self, index: int) -> bool:
         """Say whether a key is a URL, or the path of a file that is there."""
         path = self._path(index)
-        return _is_url(path) or os.path.exists(path)
+        return is_url(path) or os.path.exists(path)
 
     def _path(self, index: int) -> str:
         key = self.keys[index]
-        return key if _is_url(key) else os.path.join(self.root, key)
+        return key if is_url(key) else os.path.join(self.root, key)
 
     def item(self, index: int) -> Any:
         """Return the path, or the open file of a URL."""
         path = self._path(index)
-        if not _is_url(path):
+        if not is_url(path):
             return path
-        with _opened(path) as file:
+        with opened(path) as file:
             return BytesIO(file.read())
-
-
-def _is_url(text: str) -> bool:
-    return _URL.fullmatch(text) is not None
-
-
-def _opened(path: str) -> Any:
-    """Return what opens a file, or what is at a URL."""
-    return require("fsspec", "fsspec reads URLs").open(path, "rb") if _is_url(path) else open(path, "rb")
-
-
-@dataclass(frozen=True)
-class Tars:
-    """Members of tar files, by the offsets at which they lie."""
-
-    keys: Sequence[str]
-    kind: str
-    places: Sequence[tuple[str, int, int]]
-
-    def item(self, index: int) -> Any:
-        """Return a member as a file."""
-        path, offset, size = self.places[index]
-        if _is_url(path):  # a file there would read ahead
-            files, inside = require("fsspec", "fsspec reads URLs").core.url_to_fs(path)
-            return BytesIO(files.cat_file(inside, start=offset, end=offset + size))
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return BytesIO(file.read(size))
 
 
 @dataclass(frozen=True)
@@ -202,21 +173,24 @@ def _of_list(source: Iterable[Any], column: str | None, *, has_load: bool) -> So
             raise ExtractionError(f"item {number} of the {kind} is {each!r:.60}, and no path or URL; take it out")
     refuse_column(column, "a list of paths")
     if keys and all(key.endswith(".tar") for key in keys):
-        return _of_tars(keys, has_load=has_load)
+        return find_members(keys, has_load=has_load)
     return Paths(keys, f"a list of {len(keys)} paths")
 
 
 def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     if not path:
         raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
-    if path.endswith(".tar"):
+    is_there = os.path.exists(path)
+    if path.endswith(".tar") and not os.path.isdir(path):
         refuse_column(column, f"the tar file '{path}'")
-    if path.endswith(".tar") and not os.path.exists(path):
-        return _of_tars(_expanded(path), has_load=has_load)
-    if _is_url(path):
+        return find_members(matching(path), has_load=has_load)
+    if not is_there and ("*" in path or "{" in path):
+        refuse_column(column, f"the pattern '{path}'")
+        return _of_pattern(path, has_load=has_load)
+    if is_url(path):
         return _of_url(path.rstrip("/"), column, has_load=has_load)
     place = Path(path)
-    if not place.exists():
+    if not is_there:
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
     if place.is_dir():
         if (place / "dataset_info.json").exists() or (place / "dataset_dict.json").exists():
@@ -225,13 +199,22 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
         refuse_column(column, f"the folder '{path}'")
         return _of_folder(place, has_load=has_load)
     suffix = place.suffix.lower()
-    if suffix == ".tar":
-        return _of_tars([path], has_load=has_load)
     if suffix in LISTS:
         return Paths(read_list(path, place.read_bytes(), column), f"the list '{path}'", str(place.parent))
     if suffix in SUFFIXES:
         return Paths([place.name], f"the image '{path}'", str(place.parent))
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
+
+
+def _of_pattern(pattern: str, *, has_load: bool) -> Source:
+    """Return the files that fit a pattern; a key is what follows the folder ahead of the first star or brace."""
+    found = matching(pattern)
+    ahead = re.split(r"[*{]", pattern)[0]
+    root = ahead[: ahead.rfind("/") + 1]
+    if not all(path.startswith(root) for path in found):  # fsspec writes some URLs in another way
+        root = ""
+    samples, what = samples_among([path[len(root) :] for path in found], has_load=has_load)
+    return Paths(sorted(samples), f"the pattern '{pattern}' ({what})", root)
 
 
 def _of_folder(folder: Path, *, has_load: bool) -> Source:
@@ -240,25 +223,8 @@ def _of_folder(folder: Path, *, has_load: bool) -> Source:
         folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each)) and each[0] != "."]
         inside = Path(root).relative_to(folder)
         found += [(inside / file).as_posix() for file in files]
-    samples, what = _samples_among(found, has_load=has_load)
+    samples, what = samples_among(found, has_load=has_load)
     return Paths(sorted(samples), f"the folder '{folder}' ({what})", str(folder))
-
-
-def _samples_among(paths: Sequence[str], *, has_load: bool) -> tuple[list[str], str]:
-    """Return the paths of images, and how many they are, in words.
-
-    Where `load` makes the inputs and there is no image, as in a folder of videos, they are those of all files. Hidden
-    ones, such as `._cat.jpg`, are left out.
-    """
-    shown = [path for path in paths if path and not _is_hidden(path)]
-    images = [path for path in shown if Path(path).suffix.lower() in SUFFIXES]
-    samples, kind = (images, "images") if images or not has_load else (shown, "files")
-    others = len(paths) - len(samples)
-    return samples, f"{len(samples)} {kind}" + (f", {others} other files left out" if others else "")
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part[0] == "." and part != ".." for part in Path(path).parts)
 
 
 def _leads_back(folder: Path) -> bool:
@@ -273,123 +239,15 @@ def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
     """Return the samples below a URL, or those of a list or table there, whose own paths are below its folder."""
     fsspec = require("fsspec", "fsspec reads URLs")
     folder = url.rpartition("/")[0]
-    try:
+    with told_of_url(url):
         files, root = fsspec.core.url_to_fs(url)
         if Path(url).suffix.lower() in LISTS:
             with files.open(root, "rb") as file:
                 keys = read_list(url, file.read(), column)
             return Paths(keys, f"the list '{url}'", folder)
         found = [each[len(root) :].lstrip("/") for each in files.find(root)]
-    except (OSError, ValueError, ImportError) as error:
-        raise ExtractionError(f"'{url}' cannot be read: {type(error).__name__}: {error}") from error
-    samples, what = _samples_among(found, has_load=has_load)
+    samples, what = samples_among(found, has_load=has_load)
     return Paths(sorted(samples), f"the folder '{url}' ({what})", url)
-
-
-def _expanded(pattern: str) -> list[str]:
-    """Return the paths or URLs that a pattern stands for, as `data-{000..099}.tar` or `data-*.tar`, or it alone.
-
-    Raises:
-        ExtractionError: no file fits.
-    """
-    paths = [pattern]
-    if "{" in pattern:
-        braceexpand = require("braceexpand", "braceexpand reads patterns with braces")
-        try:
-            paths = list(braceexpand.braceexpand(pattern))
-        except braceexpand.UnbalancedBracesError as error:
-            raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
-    if "*" in pattern:
-        paths = [path for each in paths for path in _fitting(each)]
-    if not paths or not (_is_url(paths[0]) or os.path.exists(paths[0])):
-        raise ExtractionError(f"there is no '{paths[0] if paths else pattern}'; samples come from {_FORMS}")
-    return paths
-
-
-def _fitting(pattern: str) -> list[str]:
-    """Return the files on disk, or at a URL, that fit a pattern with stars."""
-    if not _is_url(pattern):
-        return sorted(glob(pattern))
-    files, path = require("fsspec", "fsspec reads URLs").core.url_to_fs(pattern)
-    return [files.unstrip_protocol(each) for each in sorted(files.glob(path))]
-
-
-def _of_tars(paths: Sequence[str], *, has_load: bool) -> Source:
-    starts = _names_of_tars(paths)
-    members: list[tuple[str, str, tarfile.TarInfo]] = []
-    for path in paths:
-        start = f"{starts[path]}/" if len(paths) > 1 else ""
-        members += [(f"{start}{member.name}", path, member) for member in _members(path)]
-    names, what = _samples_among([key for key, _, _ in members], has_load=has_load)
-    chosen = set(names)
-    samples = [each for each in members if each[0] in chosen]
-    by_name = {(path, member.name): member for _, path, member in members}
-    with_data = [(path, _with_data(by_name, path, member)) for _, path, member in samples]
-    places = [(path, member.offset_data, member.size) for path, member in with_data]
-    return Tars([key for key, _, _ in samples], f"{len(paths)} tar files ({what})", places)
-
-
-def _with_data(
-    members: Mapping[tuple[str, str], tarfile.TarInfo], path: str, member: tarfile.TarInfo
-) -> tarfile.TarInfo:
-    """Return the member of a tar that has the data: another one for a hard link.
-
-    Raises:
-        ExtractionError: that is not there.
-    """
-    if not member.islnk():
-        return member
-    linked = members.get((path, member.linkname))
-    if linked is None:
-        raise ExtractionError(f"'{path}' cannot be read as a tar file: '{member.name}' is a link to nothing in it")
-    return _with_data(members, path, linked)
-
-
-def _names_of_tars(paths: Sequence[str]) -> dict[str, str]:
-    """Return what the keys of each tar begin with: its name, or where two have one name, its path below all folders."""
-    names = {path: PurePosixPath(path.replace(os.sep, "/")).stem for path in paths}
-    if len(set(names.values())) == len(set(paths)):
-        return names
-    folders = {path: PurePosixPath(path.replace(os.sep, "/")).parent for path in paths}
-    common = PurePosixPath(os.path.commonpath(folders.values())).parts
-    return {path: "/".join([*folders[path].parts[len(common) :], name]) for path, name in names.items()}
-
-
-def _members(path: str) -> list[tarfile.TarInfo]:
-    """Return the files in a tar, and the hard links.
-
-    Raises:
-        ExtractionError: it cannot be read, or is not whole.
-    """
-    try:
-        members, start = list[tarfile.TarInfo](), 0
-        with _opened(path) as file:
-            while start is not None:
-                file.seek(start)
-                with tarfile.open(fileobj=file, mode="r:") as tar:
-                    members += [each for each in tar if each.isfile() or each.islnk()]
-                file.seek(tar.offset)
-                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile stops without a word
-                    raise ExtractionError(
-                        f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} files; copy it "
-                        "again, or leave it out"
-                    )
-                start = _next_archive(file)
-    except (OSError, tarfile.TarError) as error:
-        raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
-    return members
-
-
-def _next_archive(file: IO[bytes]) -> int | None:
-    """Return where the next archive begins in a file of several, as `cat` makes it; None at the end."""
-    while block := file.read(tarfile.BLOCKSIZE):
-        if any(block):
-            try:
-                tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            except tarfile.TarError:  # a newline, say: `tar` does not look behind the end
-                return None
-            return file.tell() - len(block)
-    return None
 
 
 def _of_dataset(dataset: Any, column: str | None, *, has_load: bool) -> Source:

@@ -9,16 +9,27 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from featx.bulk.extract import extract as extract_features
-from featx.bulk.table import FeatureTable, open_features
-from featx.bulk.table import verify as verify_features
+import featx
 from featx.cli.errors import UserError, told
-from featx.cli.images import transform_of_model
-from featx.cli.models import RANDOM_WEIGHTS, load_model
-from featx.cli.options import AsJson, DType, Model, Nodes, Pool, Pretrained, Seed, Size, Weights, requested
+from featx.cli.options import (
+    RANDOM_WEIGHTS,
+    AsJson,
+    DType,
+    Model,
+    Nodes,
+    Pool,
+    Pretrained,
+    Seed,
+    Size,
+    Weights,
+)  # fmt: skip
 
 Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="A folder of images, a .txt, .csv or .parquet list, or a .tar.")
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A folder of images, a pattern such as 'photos/*.jpg', a .txt, .csv or .parquet list, or a .tar.",
+    ),
 ]
 Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="A folder, or a URL such as s3://bucket/features.")]
 Features = Annotated[str, typer.Argument(metavar="FEATURES", help="What `featx extract` has written.")]
@@ -78,7 +89,7 @@ def extract(
 def verify(features: Features, as_json: AsJson = False) -> None:
     """Read all features, and say whether each sample is there once; the exit code is 1 where that is not so."""
     with told():
-        found = verify_features(features)
+        found = featx.verify(features)
         typer.echo(json.dumps(vars(found)) if as_json else str(found))
         if not found.is_complete:
             raise typer.Exit(1)
@@ -87,7 +98,7 @@ def verify(features: Features, as_json: AsJson = False) -> None:
 def errors(features: Features, as_json: AsJson = False) -> None:
     """List the samples that have failed, and why."""
     with told():
-        failures = open_features(features).errors
+        failures = featx.open_features(features).errors
         if as_json:
             typer.echo(json.dumps([{"key": key, "reason": reason} for key, reason in failures]))
         elif failures:
@@ -101,7 +112,7 @@ def retry(
 ) -> None:
     """Compute the samples again that have failed, with what `featx extract` was told."""
     with told():
-        options: dict[str, Any] | None = dict(open_features(features).job.recorded.get(_COMMAND) or {})
+        options: dict[str, Any] | None = dict(featx.open_features(features).job.recorded.get(_COMMAND) or {})
         if not options:
             raise UserError(f"'{features}' was not made by `featx extract`: call featx.extract(..., retry=True) again")
         _tell(_run({**options, "output": features}, retry=True, quiet=quiet))
@@ -109,7 +120,12 @@ def retry(
 
 def _run(
     options: dict[str, Any], *, rank: int | None = None, world: int | None = None, retry: bool = False, quiet: bool
-) -> FeatureTable:
+) -> featx.FeatureTable:
+    from featx.cli.images import transform_of_model
+    from featx.cli.models import load_model
+    from featx.cli.requests import requested
+
+    _check_source(options["source"])
     spec, weights, seed = options["model"], options["weights"], options["seed"]
     if seed is None and weights is None and not options["pretrained"]:
         seed = 0
@@ -118,7 +134,7 @@ def _run(
     path = None if weights is None else Path(weights)
     model = load_model(spec, pretrained=options["pretrained"], weights=path, seed=seed)
     engine: Literal["ray"] | None = options["engine"]
-    return extract_features(
+    return featx.extract(
         model, requested(options["node"], options["pool"], options["dtype"]), options["source"], options["output"],
         transform=transform_of_model(model, spec, options["size"]), column=options["column"],
         batch_size=options["batch"], rows_per_shard=options["rows"], workers=options["workers"],
@@ -126,6 +142,12 @@ def _run(
         tolerance=options.get("fast"), retry=retry, check_rows=not options.get("any_rows"),
         progress=not quiet, recorded={_COMMAND: options},
     )  # fmt: skip
+
+
+def _check_source(source: str) -> None:
+    """Raise where there is no such file or folder, ahead of making the model, which may take long."""
+    if not any(mark in source for mark in ("://", "*", "{")) and not Path(source).exists():
+        raise UserError(f"there is no '{source}'; give a folder of images, a list of paths, a .tar, or a URL")
 
 
 def _devices(text: str | None) -> str | Sequence[str] | None:
@@ -137,7 +159,7 @@ def _absolute(path: str) -> str:
     return path if "://" in path or not path else str(Path(path).expanduser().absolute())
 
 
-def _tell(table: FeatureTable) -> None:
+def _tell(table: featx.FeatureTable) -> None:
     typer.echo(table)
     if table.errors:
         typer.echo(f"{len(table.errors)} samples have failed: `featx errors` lists them", err=True)

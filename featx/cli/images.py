@@ -42,13 +42,11 @@ class Images:
         """Return some of the files as one batch. O(files) memory.
 
         Raises:
-            UserError: one is missing or no image.
+            UserError: one is no image.
         """
         return torch.stack([self._read(file) for file in files])
 
     def _read(self, file: Path) -> torch.Tensor:
-        if not file.exists():
-            raise UserError(f"there is no file '{file}'")
         try:
             return self.transform(decode_image(file))
         except MissingExtraError:
@@ -60,19 +58,28 @@ class Images:
             ) from error
 
 
-def find_images(paths: Iterable[Path], model: nn.Module, size: int | None, *, spec: str) -> Images:
+def list_images(paths: Iterable[Path]) -> list[Path]:
     """Return the images at `paths`, where folders stand for the images in them.
 
-    They are made as the model declares: timm's data configuration, the transforms of torchvision's weights, the
-    processor of transformers, each with the size that is asked for; where there is none, the middle is scaled, and
-    normalized as for ImageNet.
-
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a path is not there.
     """
     files = [file for path in paths for file in _files_of(path)]
     if not files:
         raise UserError(f"no images in {', '.join(map(str, paths))}")
+    absent = next((file for file in files if not file.exists()), None)
+    if absent is not None:
+        raise UserError(f"there is no file '{absent}'")
+    return files
+
+
+def find_images(files: Sequence[Path], model: nn.Module, size: int | None, *, spec: str) -> Images:
+    """Return images that are made as the model takes them.
+
+    How is declared by timm's data configuration, the transforms of torchvision's weights, or the processor of
+    transformers, each with the size that is asked for. Where nothing is declared, the middle is scaled, and normalized
+    as for ImageNet.
+    """
     transform, described = _declared(model, spec, size)
     if transform is None:
         transform, described = _usual(model, size)

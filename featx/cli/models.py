@@ -16,11 +16,9 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from featx.cli.errors import UserError
+from featx.cli.options import FORMS
 from featx.ir.paths import did_you_mean
 
-FORMS = "torchvision:resnet50, timm:vit_small_patch16_224, hf:FOLDER-or-name, package.module:function"
-# What a command says that has made random ones on its own.
-RANDOM_WEIGHTS = "weights: random, seed 0; --pretrained loads trained ones, --weights those of a file"
 # Under which keys training scripts store a state dict beside other things.
 _NAMES_OF_STATE = ("state_dict", "model_state_dict", "model")
 

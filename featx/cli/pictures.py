@@ -12,8 +12,6 @@ import torch
 from featx.drawing.components import principal_components
 from featx.features.describing.info import FeatureInfos
 
-# How the names of pictures may end.
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".pdf")
 _TILE, _GAP = 192, 8
 
 

@@ -111,7 +111,7 @@ def test_a_file_is_made_once(memory: str) -> None:
 
 
 def test_urls_that_cannot_be_reached() -> None:
-    with pytest.raises(featx.ExtractionError, match="'unheard://of' is no URL that fsspec knows"):
+    with pytest.raises(featx.ExtractionError, match="'unheard://of' cannot be reached: ValueError: Protocol not known"):
         open_folder("unheard://of")
 
 
@@ -149,6 +149,28 @@ def test_s3_takes_inputs_and_results(server: str, net: Net, photos: Path, tmp_pa
     assert torch.allclose(table.tensor("logits"), expected(net, photos, keys), atol=1e-6)
     assert [key for key, _ in table.errors] == [f"{server}/photos/none.png"]
     assert featx.verify(output).is_complete
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there(server: str, net: Net, photos: Path, tmp_path: Path) -> None:
+    words = "FileNotFoundError: .*bucket does not exist; check the address"
+    with pytest.raises(featx.ExtractionError, match=rf"'s3://none/features' cannot be written: {words}"):
+        run(net, photos, "s3://none/features")
+    with pytest.raises(featx.ExtractionError, match=r"no file fits the pattern 's3://none/\*\.png'"):
+        run(net, "s3://none/*.png", tmp_path / "out")
+    with pytest.raises(featx.ExtractionError, match=rf"'s3://none/photos' cannot be read: {words}"):
+        run(net, "s3://none/photos", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_pattern_of_urls(server: str, net: Net, photos: Path, tmp_path: Path) -> None:
+    files = fsspec.filesystem("s3")
+    keys = [each.relative_to(photos).as_posix() for each in sorted(photos.rglob("*.png"))]
+    for key in keys:
+        files.put_file(str(photos / key), f"bucket/pattern/{key}")
+    table = run(net, f"{server}/pattern/**/*.png", tmp_path / "out")
+    assert table.keys == keys
+    assert torch.allclose(table.tensor("logits"), expected(net, photos, keys), atol=1e-6)
 
 
 _JOB = """

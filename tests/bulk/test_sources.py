@@ -27,6 +27,7 @@ from torchvision.transforms import v2
 
 import featx
 from featx.bulk.decode import decode_image
+from featx.bulk.folder import LocalFolder
 from featx.bulk.sources import find_source
 from featx.errors import ArgumentTypeError, ExtractionError
 
@@ -496,10 +497,60 @@ def test_a_sample_that_is_a_batch_is_told(tmp_path: Path) -> None:
         run(torch.rand(3, 1, 3, 16, 16), tmp_path, transform=None, load=torch.clone)
 
 
+PATTERNS: dict[str, tuple[str, list[str]]] = {
+    "a folder": ("photos/*.png", ["001.png", "002.png", "cat [1].png"]),
+    "all folders": ("photos/**/*.png", ["001.png", "002.png", "cat [1].png", "sub/003.png"]),
+    "part of a name": ("photos/00*", ["001.png", "002.png"]),
+    "braces": ("photos/{001,002}.png", ["001.png", "002.png"]),
+    "folders": ("photos/s*/*", ["sub/003.png"]),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_pattern_stands_for_the_files_that_fit(
+    name: str, is_absolute: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern, keys = PATTERNS[name]
+    (tmp_path / "photos" / "sub").mkdir(parents=True)
+    for key in ("001.png", "002.png", "cat [1].png", "sub/003.png", "005.txt", ".hidden.png"):
+        Image.new("RGB", (8, 8), (len(key), 0, 0)).save(tmp_path / "photos" / key, format="png")
+    monkeypatch.chdir(tmp_path)
+    source = find_source(str(tmp_path / pattern) if is_absolute else pattern)
+    assert list(source.keys) == keys
+    sizes = [Image.open(source.item(number)).convert("RGB").getpixel((0, 0)) for number in range(len(keys))]
+    assert sizes == [(len(key), 0, 0) for key in keys]
+
+
+@pytest.mark.parametrize("pattern", ["photos/*.jpg", "nowhere/*.png"])
+def test_a_pattern_that_fits_nothing(pattern: str, photos: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ExtractionError, match=r"no file fits the pattern .*check its folder and its ending"):
+        find_source(str(tmp_path / pattern))
+    with pytest.raises(ArgumentTypeError, match="column='path' is for tables"):
+        find_source(str(tmp_path / "photos/*.png"), "path")
+
+
+def test_a_star_in_a_name_is_no_pattern(photos: list[str], tmp_path: Path) -> None:
+    folder = (tmp_path / "photos").rename(tmp_path / "ph*{tos")
+    assert len(find_source(folder).keys) == 5
+
+
+def test_features_do_not_go_below_a_file(photos: list[str], tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ExtractionError, match=r"taken' is a file, and features go to a folder; choose another place"):
+        run(tmp_path / "photos", tmp_path / "taken" / "below")
+    with pytest.raises(ExtractionError, match=r"/proc/features' cannot be made: .*; choose another place"):
+        LocalFolder("/proc/features").make()
+
+
 DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "empty keys": ("_keys", lambda data: b"", "_keys' cannot be read: .*; remove that file, and run the job again"),
     "cut keys": ("_keys", lambda data: data[: len(data) // 2], "_keys' cannot be read"),
-    "unknown dtype": ("_job.json", lambda data: data.replace(b'"float32"', b'"flo9t32"'), "_job.json' is no job file"),
+    "unknown dtype": (
+        "_job.json",
+        lambda data: data.replace(b'"float32"', b'"flo9t32"'),
+        "_job.json' is no job file .*Put back a copy",
+    ),
 }
 
 

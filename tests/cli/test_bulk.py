@@ -119,6 +119,19 @@ def test_timms_transform_and_two_devices(photos: Path, tmp_path: Path) -> None:
     assert featx.verify(tmp_path / "out").is_complete
 
 
+def test_the_source_is_looked_for_before_a_model_is_made(tmp_path: Path) -> None:
+    message = failed("extract", "no_such:model", "--nodes", "fc", tmp_path / "nowhere", tmp_path / "out")
+    assert f"there is no '{tmp_path / 'nowhere'}'; give a folder of images" in " ".join(message.split())
+    assert "there is no Python module" in failed("extract", "no_such:model", "--nodes", "fc", tmp_path, tmp_path / "o")
+
+
+@pytest.mark.slow
+def test_a_pattern_of_photos(photos: Path, tmp_path: Path) -> None:
+    done("extract", *RESNET, f"{photos}/*.jpg", tmp_path / "out")
+    expected = sorted(each.name for each in photos.glob("?.jpg"))
+    assert featx.open_features(tmp_path / "out").keys == expected == ["0.jpg", "2.jpg", "4.jpg"]
+
+
 @pytest.mark.slow
 def test_mistakes(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()

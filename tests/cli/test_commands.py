@@ -44,6 +44,19 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
+HELP = (
+    "import sys; from featx.cli.commands import make_app; sys.argv[1:] = {}\n"
+    "try: make_app()()\n"
+    "except SystemExit: print(sorted({{'torch', 'numpy', 'pyarrow'}} & {{*sys.modules}}))"
+)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["extract", "--help"], ["--version"]])
+def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
+    found = subprocess.run([sys.executable, "-c", HELP.format(arguments)], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
 # -- nodes, cost, draw, code ---------------------------------------------------------------------------------------
 
 
