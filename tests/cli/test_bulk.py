@@ -122,7 +122,8 @@ def test_timms_transform_and_two_devices(photos: Path, tmp_path: Path) -> None:
 def test_the_source_is_looked_for_before_a_model_is_made(tmp_path: Path) -> None:
     message = failed("extract", "no_such:model", "--nodes", "fc", tmp_path / "nowhere", tmp_path / "out")
     assert f"there is no '{tmp_path / 'nowhere'}'; give a folder of images" in " ".join(message.split())
-    assert "there is no Python module" in failed("extract", "no_such:model", "--nodes", "fc", tmp_path, tmp_path / "o")
+    result = run("extract", "no_such:model", "--nodes", "fc", tmp_path, tmp_path / "out")
+    assert "there is no Python module" in result.stderr
 
 
 @pytest.mark.slow
