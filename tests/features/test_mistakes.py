@@ -125,6 +125,39 @@ class TwoTowers(nn.Module):
         return seen, read
 
 
+class NeedsBoth(nn.Module):
+    """Runs with the inputs of both towers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual, self.text_model = nn.Linear(4, 4), TextTower()
+
+    def forward(self, pixels: torch.Tensor | None = None, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        assert pixels is not None
+        return self.visual(pixels) + self.text_model(tokens=tokens)
+
+
+class TextTower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.first(tokens).relu()
+
+
+def test_a_tower_that_takes_the_inputs_is_named() -> None:
+    model, tokens = NeedsBoth().eval(), torch.rand(2, 6)
+    with pytest.raises(AssertionError) as caught:
+        featx.create_feature_extractor(model, ["text_model.first"], example_inputs={"tokens": tokens})
+    assert "make the extractor of model.text_model" in caught.value.__notes__[-1]
+    extractor = featx.create_feature_extractor(model.text_model, ["first"], example_inputs={"tokens": tokens})
+    assert torch.equal(extractor(tokens=tokens)["first"], model.text_model.first(tokens))
+    with pytest.raises(AssertionError) as caught:
+        featx.create_feature_extractor(model, ["text_model.first", "visual"], example_inputs={"tokens": tokens})
+    assert len(caught.value.__notes__) == 1
+
+
 def test_a_module_that_runs_only_with_inputs_that_may_be_left_out_is_told_so() -> None:
     model, image = TwoTowers().eval(), torch.rand(2, 4)
     with pytest.raises(featx.NodeNameError, match=r"where image, text are None.*example_inputs=\{'image': ...\}"):

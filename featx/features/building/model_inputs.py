@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from featx.errors import FeatxError, TraceError
 from featx.examples import Example, find_example, holds_inputs
 from featx.features.building.given_example import given_example
 from featx.features.describing.images import ImageInput, image_of
+from featx.ir.paths import module_at
 from featx.libraries import MASK_OF_PADDING
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tree import tensors_in, tree_leaves
@@ -76,8 +78,11 @@ class ModelInputs:
         """Say which inputs these are, for the error of a name."""
         return "these inputs" if example is self.given else f"inputs guessed from {example.source}"
 
-    def note_on(self, error: Exception, example: Example) -> None:
-        """Add to an error of the model on which inputs it was raised."""
+    def note_on(self, error: Exception, example: Example, asked: Iterable[str]) -> None:
+        """Add to an error of the model on which inputs it was raised, and what else gives the nodes that are asked for.
+
+        A model of several towers runs with the inputs of all of them, and a tower with its own.
+        """
         tensors = tensors_in((example.args, example.kwargs))
         shapes = ", ".join(str(tuple(each.shape)) for each in tensors) or "none"
         name = type(self._model).__name__
@@ -85,6 +90,21 @@ class ModelInputs:
         for each in example.args:
             if holds_inputs(self._model, each):
                 error.add_note(f"A {type(each).__name__} has inputs by name; pass it with two stars: **inputs")
+        tower = self._tower_that_takes(example, asked)
+        if tower is not None:
+            error.add_note(
+                f"All that is asked for lies in '{tower}', which takes these inputs; if forward needs others, make the "
+                f"extractor of model.{tower}"
+            )
+
+    def _tower_that_takes(self, example: Example, asked: Iterable[str]) -> str | None:
+        """Return the child in which all these nodes lie, if its forward has inputs of these names."""
+        children = {name.partition(".")[0] for name in asked}
+        child = module_at(self._model, next(iter(children))) if len(children) == 1 else None
+        if child is None or example.args or not example.kwargs:
+            return None
+        takes = inspect.signature(child.forward).parameters.keys()
+        return next(iter(children)) if example.kwargs.keys() <= takes else None
 
     def refused_guess(self, example: Example, error: Exception) -> TraceError:
         """Return the error for guessed inputs that the model does not take, or on which it cannot be followed."""

@@ -460,7 +460,7 @@ class ModelTracing:
         except Exception as error:
             if example is self.inputs.given or self._tracer == "example":
                 if not isinstance(error, FeatxError):
-                    self.inputs.note_on(error, example)
+                    self.inputs.note_on(error, example, request)
                 raise
             if isinstance(error, FeatxError) and not self._fails_on(example, error):
                 raise self.inputs.refused_guess(example, error) from error
