@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -75,6 +75,8 @@ class Search:
         self.dtypes = dtypes_of(self._expected["the example"])
         self._builder = Builder(extractor, example, self.dtypes)
         self._trials: list[Trial] = []
+        # The rewrites that change the graph.
+        self._effective: tuple[str, ...] = ()
         # The fastest modules within the tolerance, with their trials.
         self._best: list[tuple[Trial, OptimizedExtractor]] = []
         self._seconds_to_compile = _SECONDS_TO_COMPILE_ON_GPU if self._is_on_gpu else _SECONDS_TO_COMPILE
@@ -122,6 +124,7 @@ class Search:
             self._try(replace(self._fastest.recipe, compile=RECORDED))
         if self._tolerance > 0:
             self._try_formats()
+            self._try_rewrites_left_out()
             self._try_compiled()
             self._try_parts()
         return self._chosen()
@@ -130,7 +133,7 @@ class Search:
 
     def _try_rewrites(self) -> None:
         names = tuple(REWRITES) if self._tolerance > 0 else EXACT_REWRITES
-        effective = self._builder.effective_rewrites(names)
+        effective = self._effective = self._builder.effective_rewrites(names)
         if self._builder.problem:
             self._trials.append(Trial(Recipe(rewrites=names), problem=self._builder.problem))
         so_far: tuple[str, ...] = ()
@@ -139,6 +142,14 @@ class Search:
             trial = self._try(Recipe(rewrites=(*so_far, *group))) if group else None
             if trial is not None and trial.recipe == self._fastest.recipe:
                 so_far = trial.recipe.rewrites
+
+    def _try_rewrites_left_out(self) -> None:
+        """Try rewrites again that gained nothing, in the format that gained: kernels differ in what they take along."""
+        for name in self._effective:
+            recipe = self._fastest.recipe
+            if name not in recipe.rewrites:
+                rewrites = tuple(each for each in self._effective if each in (*recipe.rewrites, name))
+                self._try(replace(recipe, rewrites=rewrites))
 
     def _try_formats(self) -> None:
         start = self._fastest.recipe
@@ -290,7 +301,7 @@ class Search:
         return module or self._builder.build(chosen.recipe), plan
 
     def _caller(self, module: nn.Module, inputs: Example) -> Callable[[], Any]:
-        return lambda: self._call(module, inputs)
+        return partial(self._call, module, inputs)
 
     def _exact(self, inputs: Example) -> dict[str, Any]:
         return self._call(self._extractor, inputs)

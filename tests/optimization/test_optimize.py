@@ -135,6 +135,28 @@ def test_a_dtype_that_is_slow_on_one_row_is_computed_on_no_more(
     ]
 
 
+def test_a_rewrite_that_gains_in_another_format_alone_is_found(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As convolutions of oneDNN with their channels last do, which add a bias at no cost."""
+
+    def ratio_of(recipe: Recipe) -> float:
+        if "fuse_conv_bn" in recipe.rewrites:
+            return 0.7 if recipe.channels_last else 1.5
+        return 0.8 if recipe.channels_last else 0.99
+
+    def time_in_turn(functions: Sequence[Any], seconds: float, wait: Any) -> list[float]:
+        return [1.0, *[ratio_of(function.args[0].recipe) for function in functions[1:]]]
+
+    times_by(monkeypatch, 1.0)
+    monkeypatch.setattr(search, "time_in_turn", time_in_turn)
+    plan = featx.optimize(extractor, images, tolerance=1e-4, progress=False).plan
+    assert plan is not None
+    assert plan.recipe.channels_last
+    assert "fuse_conv_bn" in plan.recipe.rewrites
+    assert plan.chosen.ratio == 0.7
+
+
 def test_the_table_has_the_last_times(
     extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
