@@ -78,6 +78,11 @@ import featx
 featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=workers,
               batch_size=32, progress=False)
 """),
+    "featx.extract, 64 rows a file": ("featx", """
+import featx
+featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=workers,
+              batch_size=32, rows_per_shard=64, progress=False)
+"""),
     "featx.extract, no other process": ("featx", """
 import featx
 featx.extract(net, {"layer4": featx.Feature("C5", pool="avg")}, photos, output, transform=transform, workers=0,
@@ -180,7 +185,8 @@ time, and whether a second start goes on from there.
 The bound is the slower of reading and decoding alone and of the model alone{on_one}:
 {bound:.1f} images a second. `featx.extract`{on_one} reaches {reached:.2f} of it.
 
-A shard of featx is what a minute computes, at least 64 rows: these photos are one shard, and a kill loses up to that.
+A shard of featx is by default what a minute computes, at least 64 rows: these photos are one shard, and a kill loses up
+to that. `rows_per_shard` says otherwise.
 thingsvision 2.7 asks for torchvision 0.15 and numpy 1, and clip-retrieval 2.45 for numpy 1 and pyarrow below 16, so
 that neither can be installed beside this torch; FiftyOne keeps its samples in a MongoDB server.
 {absent}"""

@@ -78,10 +78,10 @@ def extract(
             the model treats in other ways, such as images of other sizes.
         nodes: as for `create_feature_extractor`: names with keys, and with `Feature(pool=..., dtype=...)`, which is
             computed before anything is written.
-        source: a folder of images, or the URL of one; a list of paths or URLs, or a .txt, .csv or .parquet file with
-            them; .tar files of webdataset, or a pattern for them such as `data-{000..099}.tar`; a data set of Hugging
-            Face, or a torch Dataset with a length. Keys are the paths below the folder, the paths of a list, or the
-            numbers of the samples.
+        source: a folder of images, or the URL of one; a pattern of files, such as `photos/**/*.jpg`; a list of paths or
+            URLs, or a .txt, .csv or .parquet file with them; .tar files of webdataset, or a pattern for them such as
+            `data-{000..099}.tar`; a data set of Hugging Face, or a torch Dataset with a length. Keys are the paths
+            below the folder, the paths of a list, or the numbers of the samples.
         output: a folder, which is made, or has this job already; or a URL that fsspec knows, such as
             `s3://bucket/features`.
         transform: from an image of Pillow to a tensor; by default what the model declares: timm's data configuration,
