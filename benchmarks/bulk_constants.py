@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.bulk.folder import LocalFolder
-from featx.bulk.formats import Column, open_writer, read_footer, read_table
-from featx.bulk.job import hash_of_keys, hash_of_weights, read_keys, write_keys
+from featx.bulk.jobs.job import hash_of_keys, hash_of_weights, read_keys, write_keys
+from featx.bulk.storage.folder import LocalFolder
+from featx.bulk.storage.formats import Column, open_writer, read_footer, read_table
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _KEYS, _SHARDS = 1_000_000, 500

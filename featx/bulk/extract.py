@@ -11,21 +11,29 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from featx.bulk.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.extras import require
-from featx.bulk.first_sample import DIFFERS, FirstSample
-from featx.bulk.folder import Folder
-from featx.bulk.formats import Format
-from featx.bulk.job import read_job, start_job
-from featx.bulk.job_plan import OPTIMIZATION, RECORDED, JobOptions, identity_of, make_extractor, make_runner, plan_job
-from featx.bulk.loading import Samples
-from featx.bulk.preprocessing import Preprocessing
-from featx.bulk.progress import Progress, in_units
-from featx.bulk.ranks import Share, share_of
-from featx.bulk.reading import Reader, RowOfTokens
-from featx.bulk.remote import open_folder
-from featx.bulk.shards import Work, finished
-from featx.bulk.sources import Rows, find_source
+from featx.bulk.jobs.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
+from featx.bulk.jobs.first_sample import DIFFERS, FirstSample
+from featx.bulk.jobs.job import read_job, start_job
+from featx.bulk.jobs.job_plan import (
+    OPTIMIZATION,
+    RECORDED,
+    JobOptions,
+    identity_of,
+    make_extractor,
+    make_runner,
+    plan_job,
+)
+from featx.bulk.jobs.progress import Progress, in_units
+from featx.bulk.jobs.ranks import Share, share_of
+from featx.bulk.jobs.shards import Work, finished
+from featx.bulk.samples.loading import Samples
+from featx.bulk.samples.preprocessing import Preprocessing
+from featx.bulk.samples.reading import Reader, RowOfTokens
+from featx.bulk.samples.sources import Rows, find_source
+from featx.bulk.storage.folder import Folder
+from featx.bulk.storage.formats import Format
+from featx.bulk.storage.remote import open_folder
 from featx.bulk.table import FeatureTable, open_features
 from featx.errors import ArgumentTypeError, ExtractionError
 from featx.features.building.feature_tracer import check_model

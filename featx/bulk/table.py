@@ -14,12 +14,22 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from featx.bulk.folder import Folder
-from featx.bulk.formats import KEY, NEXT_STEP, Column, Failure, Footer, checksum_of, has_columns, read_table, tensor_of
-from featx.bulk.job import KEYS_FILE, Job, hash_of_keys, read_job, read_keys
-from featx.bulk.parts import Parts, RowReader
-from featx.bulk.remote import open_folder
-from featx.bulk.shards import finished
+from featx.bulk.jobs.job import KEYS_FILE, Job, hash_of_keys, read_job, read_keys
+from featx.bulk.jobs.shards import finished
+from featx.bulk.storage.folder import Folder
+from featx.bulk.storage.formats import (
+    KEY,
+    NEXT_STEP,
+    Column,
+    Failure,
+    Footer,
+    checksum_of,
+    has_columns,
+    read_table,
+    tensor_of,
+)
+from featx.bulk.storage.parts import Parts, RowReader
+from featx.bulk.storage.remote import open_folder
 from featx.errors import ArgumentTypeError, ExtractionError
 
 

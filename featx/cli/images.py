@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.bulk.decode import decode_image
-from featx.bulk.lists import SUFFIXES
-from featx.bulk.preprocessing import find_preprocessing
+from featx.bulk.samples.decode import decode_image
+from featx.bulk.samples.preprocessing import find_preprocessing
+from featx.bulk.storage.files import SUFFIXES
 from featx.cli.errors import UserError
 from featx.errors import FeatxError, MissingExtraError
 from featx.examples import find_example

@@ -16,8 +16,8 @@ from torch import nn
 
 import featx
 from featx import Feature
-from featx.bulk.compute import Runner
-from featx.bulk.decode import decode_image
+from featx.bulk.jobs.compute import Runner
+from featx.bulk.samples.decode import decode_image
 
 from .conftest import Net, expected, make_net, pixels
 
@@ -534,9 +534,11 @@ def test_the_batch_size_stays_within_memory(
         tried.append(count)
         return 1e-4 / count
 
-    monkeypatch.setattr("featx.bulk.batch_size.seconds_of_sample", seconds)
-    monkeypatch.setattr("featx.bulk.batch_size.most_memory", lambda: 1e6 * len(tried))  # each trial takes 1 MB more
-    monkeypatch.setattr("featx.bulk.batch_size.free_memory", lambda: free)
+    monkeypatch.setattr("featx.bulk.jobs.batch_size.seconds_of_sample", seconds)
+    monkeypatch.setattr(
+        "featx.bulk.jobs.batch_size.most_memory", lambda: 1e6 * len(tried)
+    )  # each trial takes 1 MB more
+    monkeypatch.setattr("featx.bulk.jobs.batch_size.free_memory", lambda: free)
     options: dict[str, Any] = {"transform": pixels, "workers": 0, "progress": False}
     table = featx.extract(net, {"fc": "logits"}, photos, tmp_path / "out", **options)
     assert tried == [1, 4, 16, 64, 256][:trials]

@@ -97,7 +97,7 @@ def test_list_of_keys_of_another_job_is_told(net: Net, tmp_path: Path) -> None:
     photos, output = tmp_path / "photos", tmp_path / "features"
     make_photos(photos, 4)
     run(net, photos, output)
-    job.write_keys(featx.bulk.remote.open_folder(output), ["a", "b"])
+    job.write_keys(featx.bulk.storage.remote.open_folder(output), ["a", "b"])
     assert "is not the list of keys of this job" in str(featx.verify(output))
 
 

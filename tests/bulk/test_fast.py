@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.bulk.compute import Runner
+from featx.bulk.jobs.compute import Runner
 from featx.errors import ExtractionError
 from featx.optimization import search
 from featx.optimization.recipe import Recipe

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.bulk.packing import number_of_tensors, pack, unpack
+from featx.bulk.samples.packing import number_of_tensors, pack, unpack
 
 VALUES: Any = {
     "groups": [([0, 2], {"ids": torch.arange(6).view(2, 3), "mask": torch.ones(2, 3, dtype=torch.bool)})],

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import featx
-from featx.bulk.remote import open_folder
+from featx.bulk.storage.remote import open_folder
 
 from .conftest import Net, expected, make_photos
 from .test_resume import run

@@ -20,9 +20,9 @@ from torch import nn
 
 import featx
 from featx import Feature
-from featx.bulk.compute import Runner
-from featx.bulk.failpoints import PLACES, VARIABLE
-from featx.bulk.folder import LocalFolder
+from featx.bulk.jobs.compute import Runner
+from featx.bulk.storage.failpoints import PLACES, VARIABLE
+from featx.bulk.storage.folder import LocalFolder
 
 from .conftest import Net, expected, make_net, pixels
 
@@ -159,7 +159,7 @@ def test_nothing_is_timed_when_a_job_goes_on(
     def timed(*args: Any) -> float:
         raise AssertionError("the job says how large its batches are")
 
-    monkeypatch.setattr("featx.bulk.batch_size.seconds_of_sample", timed)
+    monkeypatch.setattr("featx.bulk.jobs.batch_size.seconds_of_sample", timed)
     next((tmp_path / "out").glob("part-*")).unlink()
     table = run(net, photos, tmp_path / "out", batch_size=None)
     assert table.is_complete
@@ -263,7 +263,7 @@ def test_a_full_disk_leaves_what_was_finished(
 def test_an_interrupt_leaves_a_state_that_goes_on(
     net: Net, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from featx.bulk.compute import Runner
+    from featx.bulk.jobs.compute import Runner
 
     compute, calls = Runner.compute, list[int]()
 
@@ -319,7 +319,7 @@ LAUNCHERS: dict[str, tuple[dict[str, str], tuple[int, int, str]]] = {
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_launchers_say_the_share(launcher: str) -> None:
-    from featx.bulk.ranks import share_of
+    from featx.bulk.jobs.ranks import share_of
 
     environment, share = LAUNCHERS[launcher]
     assert share_of(None, None, environment) == share
@@ -335,7 +335,7 @@ def test_launchers_say_the_share(launcher: str) -> None:
     ids=["an array with steps", "no number"],
 )
 def test_variables_that_say_no_share_are_named(environment: dict[str, str]) -> None:
-    from featx.bulk.ranks import share_of
+    from featx.bulk.jobs.ranks import share_of
 
     with pytest.raises(featx.ArgumentTypeError, match=f"{next(iter(environment))}=.* do not say which of how many"):
         share_of(None, None, environment)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 import featx
-from featx.bulk.decode import decode_image
+from featx.bulk.samples.decode import decode_image
 
 from .conftest import Net, expected, make_photos, pixels
 

@@ -26,9 +26,9 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 import featx
-from featx.bulk.decode import decode_image
-from featx.bulk.folder import LocalFolder
-from featx.bulk.sources import find_source
+from featx.bulk.samples.decode import decode_image
+from featx.bulk.samples.sources import find_source
+from featx.bulk.storage.folder import LocalFolder
 from featx.errors import ArgumentTypeError, ExtractionError
 
 from .conftest import expected, make_net, make_photos, pixels

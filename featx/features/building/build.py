@@ -14,11 +14,13 @@ from featx.examples import Example
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
 from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out
+from featx.features.building.left_reads import read_of
 from featx.features.building.own_train import looked_into, opened_writer
 from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
 from featx.features.building.reachable import share_reachable_modules
-from featx.features.building.tracing import ModelTracing, TracedModel, TracerName
+from featx.features.building.requested import RequestedNodes, TracedModel
+from featx.features.building.tracing import ModelTracing, TracerName
 from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.dual import DualGraphModule
@@ -288,7 +290,7 @@ def _trace_modes(tracing: ModelTracing, requests: Mapping[bool, Request], option
 def _is_missing_too(tracing: ModelTracing, request: Request, training: bool, name: str) -> bool:
     tracing.training = training
     try:
-        tracing.wanted(request, _name_of(training))
+        RequestedNodes(tracing, _name_of(training)).find(request)
     except NodeNameError as error:
         return error.name == name
     except Exception:  # the model's own too
@@ -300,7 +302,7 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
     tracing.training = training
     mode = _Mode(training, tracing.flags(training))
     try:
-        traced = tracing.wanted(request, _name_of(training))
+        traced = RequestedNodes(tracing, _name_of(training)).find(request)
     except DrawnAwayError as error:
         mode.error = error
     except RequestError:
@@ -322,7 +324,7 @@ def _trace_as_it_is(tracing: ModelTracing, request: Request, options: Options) -
     """Trace the model in the modes that its modules are in."""
     tracing.training = None
     mode = _Mode(tracing.model.training, {})
-    mode.finish(tracing.wanted(request, "as it is now"), tracing, options)
+    mode.finish(RequestedNodes(tracing, "as it is now").find(request), tracing, options)
     return mode
 
 
@@ -335,7 +337,7 @@ def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, pre
         # A trace of the other mode tells by itself of which length its own caches are.
         left = [each for each in left if not each.is_for_one_length]
         tracing.training = reading
-        read = tracing.read_of(left) if left else None
+        read = read_of(left, tracing) if left else None
         if read is not None:
             modes[not present].error = TraceError(
                 f"forward stores what it computes in {read} in {_name_of(writing)} mode, "

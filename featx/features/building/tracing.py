@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, DrawnAwayError, FeatxError, NodeNameError, TraceError
+from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
 from featx.examples import Example, other_guesses
-from featx.features.building.decisions import branches_on_random
 from featx.features.building.feature_tracer import FeatureTracer, check_model
-from featx.features.building.finder import Finder
 from featx.features.building.model_inputs import ModelInputs
-from featx.features.building.unknown_names import explain
-from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.requests.edits import Edits
-from featx.features.requests.opening import modules_to_open, names_match_full_trace
-from featx.features.requests.request import OUTPUT, PROBABILITIES, Request
-from featx.features.requests.select import names_of, select
+from featx.features.requests.request import OUTPUT
 from featx.features.requests.starts import Starts
 from featx.ir.graph import Graph
-from featx.ir.node import Node
-from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
-from featx.tracing.checks.other_calls import assigned_by_two_calls, does_the_same_after
+from featx.tracing.checks.other_calls import does_the_same_after
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
@@ -38,26 +30,8 @@ from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
-from featx.tracing.side_effects.left import Left
-from featx.tracing.side_effects.state_checks import Attribute
-from featx.tracing.source.attributes import is_read, is_tested_for
 
 TracerName = Literal["auto", "example", "symbolic"]
-
-
-@dataclass(frozen=True)
-class TracedModel:
-    """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free.
-
-    `request` has the names that were asked for, with their keys, and `left` the attributes in which forward has left
-    what it computed.
-    """
-
-    graph: Graph
-    request: Request
-    wanted: dict[str, Node]
-    free_dims: FreeDims | None
-    left: frozenset[Left]
 
 
 class ModelTracing:
@@ -102,17 +76,17 @@ class ModelTracing:
                 "inputs by name: example_inputs=..."
             )
         self._tracer_kwargs = dict(tracer_kwargs or {})
-        self._new_tracer()  # a wrong option is refused before anything runs
+        self._feature_tracer()  # a wrong option is refused before anything runs
         self.inputs = ModelInputs(self.model, example_inputs, concrete_args)
         self._tracer = tracer
-        # Whether a trace has ended early.
-        self._has_failed = False
+        # Whether a trace has ended early, as the model failed behind what is requested.
+        self.ended_early = False
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._context: ModelContext | None = None
-        self._modules = dict(walk_modules(self.model))
-        self._is_known = all(map(only_sets_flags, self._modules.values()))
+        self.modules = dict(walk_modules(self.model))
+        self._is_known = all(map(only_sets_flags, self.modules.values()))
         # Whether a graph computes what is returned; one that is only described may differ in a second call.
-        self._makes_values = False
+        self.makes_values = False
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
         if self.inputs.given is not None and tracer == "symbolic":
@@ -120,7 +94,7 @@ class ModelTracing:
         if concrete_args is not None and tracer == "auto" and self.inputs.given is None:
             self._tracer = "symbolic"
 
-    def _new_tracer(self, request: Iterable[str] = ()) -> FeatureTracer:
+    def _feature_tracer(self, request: Iterable[str] = ()) -> FeatureTracer:
         try:
             tracer = FeatureTracer(**self._tracer_kwargs)
         except TypeError as error:
@@ -129,7 +103,7 @@ class ModelTracing:
                 f"{error}"
             ) from error
         tracer.asked_for = frozenset(request)
-        if OUTPUT in tracer.asked_for and OUTPUT not in self._modules:
+        if OUTPUT in tracer.asked_for and OUTPUT not in self.modules:
             tracer.asked_for |= {""}
         tracer.own_output = frozenset() if self.edits is None else frozenset(self.edits.names)
         tracer.training, tracer.reads = self.training, self.reads
@@ -137,8 +111,14 @@ class ModelTracing:
             tracer.open_operators()
         return tracer
 
-    def _on_example(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
-        tracer = self._new_tracer(request).on_example(opened)
+    def new_tracer(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
+        """Return a tracer that follows an example.
+
+        Args:
+            request: names that are asked for.
+            opened: the paths of the modules to look into; None for all but leaves.
+        """
+        tracer = self._feature_tracer(request).on_example(opened)
         tracer.model_context = self._context
         tracer.check_sizes = self._check_sizes
         tracer.inputs_are_guessed = self.inputs.given is None
@@ -146,18 +126,12 @@ class ModelTracing:
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
         return tracer
 
-    def _opening_all(self, request: Mapping[str, str]) -> ExampleTracer:
-        """Return a tracer that opens all modules but leaves, and leaves in which a module is requested."""
-        tracer = self._on_example(request)
-        needed, is_leaf = modules_to_open(self._modules, self._modules.keys() & request), tracer.is_leaf
-        tracer.is_leaf = lambda module, path: path not in needed and is_leaf(module, path)
-        return tracer
-
     def drop(self) -> None:
         """Drop what traces in one mode have kept for one in the other."""
         self._other_mode.drop()
 
-    def _remember_context(self, trace: ExampleTrace) -> ExampleTrace:
+    def remember_context(self, trace: ExampleTrace) -> ExampleTrace:
+        """Keep what a trace knows of the model for the next one, and return the trace."""
         if self._is_known:
             self._context = trace.model_context
         return trace
@@ -170,13 +144,13 @@ class ModelTracing:
                 f"{name} has a forward pre-hook or a __call__ of its own, which a symbolic trace leaves out although "
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
-        tracer = self._new_tracer(request)
+        tracer = self._feature_tracer(request)
         if "" in tracer.asked_for and has_backward_hooks(self.model):
             raise TraceError(
                 f"{type(self.model).__name__} has backward hooks, which a graph of it would leave out; remove "
                 "these hooks first, or do not ask for what the model returns"
             )
-        if self._makes_values:
+        if self.makes_values:
             tracer.new_comparison, tracer.refuses_questions = SymbolicRepetition, True
         try:
             return tracer.trace(self.model, self.inputs.fixed)
@@ -203,7 +177,7 @@ class ModelTracing:
                 f"tuple or a dict), with which all that Python decides is followed. Without them: {error}"
             ) from error
 
-    def _example(self) -> Example | None:
+    def example(self) -> Example | None:
         """Return the inputs to follow; None for a symbolic trace."""
         if self._tracer == "symbolic":
             return None
@@ -218,19 +192,19 @@ class ModelTracing:
 
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
-        is_in_mode = all(each.training is self.training for each in self._modules.values())
+        is_in_mode = all(each.training is self.training for each in self.modules.values())
         if self.training is None or (self._is_known and is_in_mode):
             return self.model
-        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self._modules.values()):
+        if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self.modules.values()):
             return view_in_mode(self.model, self.training)
         return replica_of(self.model, self.training).root
 
     def flags(self, training: bool | None = None) -> dict[str, bool]:
         """Return which mode each submodule is in, or would be in after `train(training)`, by path; the model has ""."""
         if training is None:
-            return {path: module.training for path, module in self._modules.items()}
+            return {path: module.training for path, module in self.modules.items()}
         if self._is_known:
-            return dict.fromkeys(self._modules, training)
+            return dict.fromkeys(self.modules, training)
         return {path: module.training for module, path in replica_of(self.model, training).paths.items()}
 
     def graph(self, request: Iterable[str] = (), *, keep_source: bool = False) -> Graph:
@@ -245,189 +219,30 @@ class ModelTracing:
         """
 
         def follow(example: Example) -> Graph:
-            tracer = self._on_example(request)
+            tracer = self.new_tracer(request)
             tracer.keep_source = keep_source
-            return self._remember_context(tracer.trace(self.model, *_inputs(example))).graph
+            return self.remember_context(tracer.trace(self.model, *_inputs(example))).graph
 
-        return self._follow_or_trace_symbolically(follow, request)
-
-    def _all_names(self) -> list[str]:
-        return names_of(self.graph())
-
-    def wanted(self, request: Request, mode: str) -> TracedModel:
-        """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
-
-        Raises:
-            NodeNameError: a name does not exist.
-            TraceError: the model cannot be traced.
-        """
-        owner = f"{type(self.model).__name__} ({mode})"
-        self._makes_values = True
-        request = self._with_operations(request)
-        missing: list[str] = []
-        is_drawn_away = False
-        for function in FUSED_FUNCTIONS:
-            probabilities = Probabilities(request, self._modules, function)
-            try:
-                return self._wanted(request, probabilities, owner)
-            except NodeNameError as error:
-                if not probabilities.is_meant_by(error):
-                    explained = explain(error, owner, self._modules, self._example(), self.inputs, self._all_names)
-                    raise explained from error.__cause__
-                missing = probabilities.names
-                is_drawn_away = is_drawn_away or isinstance(error, DrawnAwayError)
-        unfused = [name.removesuffix(PROBABILITIES) + "softmax" for name in missing]
-        if set(unfused) & set(self._all_names()):
-            raise NodeNameError(
-                f"{owner} does not fuse attention: it computes the probabilities itself, and they are "
-                f"{', '.join(map(repr, unfused))}"
-            )
-        raise (DrawnAwayError if is_drawn_away else NodeNameError)(
-            f"{owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
-            "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"
-        )
-
-    def _with_operations(self, request: Request) -> Request:
-        """Return a request with names in the place of the patterns that match operations; so for edits.
-
-        Raises:
-            NodeNameError: a pattern matches none; a DrawnAwayError where forward decides by random numbers what runs.
-        """
-        if not request.pending and (self.edits is None or not self.edits.pending):
-            return request
-        graph = self.graph()
-        names = names_of(graph)
-        try:
-            request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
-            if self.edits is not None:
-                self.edits.among(names)
-        except NodeNameError as error:
-            if branches_on_random(graph):
-                raise DrawnAwayError(str(error)) from error
-            raise
-        return request
-
-    def _wanted(self, request: Request, probabilities: Probabilities, owner: str) -> TracedModel:
-        asked = request
-        for others in (self.edits, self.starts):
-            asked = asked if others is None else others.with_names(asked)
-        asked = probabilities.as_fused(asked) if probabilities.names else asked
-        found: list[FreeDims] = []
-        left: set[Left] = set()
-
-        def follow(example: Example) -> Graph:
-            error: Exception | None = None
-            try:
-                trace = self._trace_opened(example, asked, owner, found)
-                left.update(trace.checks.left)
-                if names_match_full_trace(trace.graph, asked, trace.module_calls.ran_inside_opaque):
-                    return trace.graph
-            except (NodeNameError, TraceError) as caught:
-                # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
-                # parts run by themselves; and a list of all names is of help.
-                error = caught
-            wanted = Finder(asked, owner, self.model_in_mode)
-            trace, free = trace_checked(self._opening_all(asked), self.model, *_inputs(example), wanted)
-            self._remember_context(trace)
-            found[:] = [free]
-            left.update(trace.checks.left)
-            try:
-                select(trace.graph, asked, owner)
-            except NodeNameError as unknown:
-                if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
-                    raise error from None
-                if unknown.name in trace.module_calls.ran_inside_opaque and "is one node" not in str(unknown):
-                    raise TraceError(
-                        f"'{unknown.name}' of {owner} runs inside a call that is one node, such as that of an "
-                        "autograd.Function or of compiled code, which no trace looks into. Request what is around it"
-                    ) from None
-                raise
-            return trace.graph
-
-        graph = self._follow_or_trace_symbolically(follow, asked)
-        nodes = select(graph, asked, owner)
-        for name, key in asked.items():
-            if name in self._modules and key in nodes and nodes[key].op == "placeholder":
-                raise NodeNameError(
-                    f"'{name}' of {owner} is a module that does not run, and the name of an input", name
-                )
-        if probabilities.names:
-            nodes = probabilities.make(graph, nodes, request)
-        return TracedModel(graph, request, nodes, found[0] if found else None, self._read_somewhere(left))
-
-    def _may_exist(self, name: str) -> bool:
-        """Say whether a node that is not in a trace may have this name: a module, or an operation inside of one.
-
-        Operations of the model itself are in each trace, and a `ModuleList` has none.
-        """
-        around = name.rpartition(".")[0]
-        has_forward = around in self._modules and type(self._modules[around]).forward is not nn.Module.forward
-        return name in self._modules or (around != "" and has_forward)
+        return self.follow_or_trace_symbolically(follow, request)
 
     def does_the_same_after(self, earlier: Example, *, switches_mode: bool) -> bool:
         """Say whether forward does the same with the example after a call with `earlier`; False if that is not known.
 
         All modules are looked into. With `switches_mode` the call before is one in the other of train and eval mode.
         """
-        example = self._example()
+        example = self.example()
         if example is None:
             return False
-        tracer = self._on_example()
+        tracer = self.new_tracer()
         return does_the_same_after(tracer, self.model, _inputs(example), _inputs(earlier), switches_mode=switches_mode)
 
-    def _read_somewhere(self, left: Iterable[Left]) -> frozenset[Left]:
-        """Return what code of the model reads or tests for, in any mode, and all globals."""
-        kinds = {type(module) for module in self._modules.values() if not is_torch_layer(type(module))}
-        return frozenset(
-            each
-            for each in left
-            if not each.name or any(is_read(kind, each.name) or is_tested_for(kind, each.name) for kind in kinds)
-        )
-
-    def _assigned_in_other_mode(self, example: Example) -> set[Attribute] | None:
-        tracer = self._on_example()
-        tracer.training = not self.training
-        return assigned_by_two_calls(tracer, self.model, _inputs(example))
-
-    def read_of(self, left: Iterable[Left]) -> Left | None:
-        """Return one of these attributes that forward reads in the mode `training` before it assigns it, if any.
-
-        Forward runs without them. Where a class has one of them too, all count that two calls in the other mode assign.
-        Where that says nothing, the first one is returned.
-        """
-        known = {each.attribute: replace(each, text=each.name or each.text) for each in left}
-        example = self._example()
-        if any(each.name and hasattr(type(self._modules[each.path]), each.name) for each in known.values()):
-            assigned = None if example is None else self._assigned_in_other_mode(example)
-            if assigned is None:
-                return min(known.values())
-            known = {(path, name): Left(path, name, name) for path, name in assigned} | known
-        for (path, name), each in sorted(known.items()):
-            if not each.name or is_tested_for(type(self._modules[path]), name):  # a global is read
-                return each
-        tracer = self._on_example()
-        tracer.absent = frozenset(known)
-        try:
-            trace = None if example is None else tracer.trace(self.model, *_inputs(example))
-        except Exception:  # the model's own too
-            trace = None
-        read = known.keys() if trace is None else known.keys() & trace.checks.read_first
-        return known[min(read)] if read else None
-
-    def _trace_opened(
-        self, example: Example, request: Mapping[str, str], owner: str, found: list[FreeDims]
-    ) -> ExampleTrace:
-        tracer = self._on_example(request, modules_to_open(self._modules, request) | self.opened)
-        trace, free = self._checked(tracer, example, Finder(request, owner, self.model_in_mode))
-        self._has_failed |= trace.early_stop_reason is not None
-        self._remember_context(trace)
-        select(trace.graph, request, owner)
-        found[:] = [free]
-        return trace
-
-    def _checked(
+    def checked(
         self, tracer: ExampleTracer, example: Example, find_requested: RequestedNodeFinder
     ) -> tuple[ExampleTrace, FreeDims]:
+        """Return a trace that is compared with further runs, and which sizes they found free.
+
+        What the traces of a first mode found out is not looked for again in the other one.
+        """
         known = self._other_mode
         known.on_earlier_inputs = self.earlier_dims.get(self.model.training if self.training is None else self.training)
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
@@ -438,19 +253,19 @@ class ModelTracing:
         known.reads = None
         return result
 
-    def _follow_or_trace_symbolically(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
+    def follow_or_trace_symbolically(self, follow: Callable[[Example], Graph], request: Iterable[str] = ()) -> Graph:
         """Trace on an example where there is one, else symbolically; and so where the model takes no guessed example.
 
         What cannot be followed on an example, such as a seed that forward sets, a symbolic trace would not notice.
         """
-        example = self._example()
+        example = self.example()
         if example is None:
             return self._trace_without_inputs(request)
-        self._has_failed = False
+        self.ended_early = False
         try:
             graph = follow(example)
             # The model may have failed behind what is requested.
-            other = self._guess_that_runs(example) if self._has_failed and example is self.inputs.guessed else None
+            other = self._guess_that_runs(example) if self.ended_early and example is self.inputs.guessed else None
             if other is None:
                 return graph
             self._retry_with(other)
@@ -467,7 +282,7 @@ class ModelTracing:
             other = self._guess_that_runs(example)
             if other is not None:
                 self._retry_with(other)
-                return self._follow_or_trace_symbolically(follow, request)
+                return self.follow_or_trace_symbolically(follow, request)
             try:
                 return self._trace_symbolically(request)
             except NodeNameError:
@@ -496,7 +311,7 @@ class ModelTracing:
         return None if other is None else replace(other, is_other_guess=True)
 
     def _error_on_forms(self, example: Example) -> Exception | None:
-        tracer = self._on_example()
+        tracer = self.new_tracer()
         tracer.model_context = None
         return tracer.error_on_forms(self.model, *_inputs(example))
 
@@ -507,7 +322,7 @@ class ModelTracing:
             causes.append(causes[-1].__cause__)
         # Signals of a trace are no Exceptions.
         is_of_model = isinstance(causes[-1], Exception) and not isinstance(causes[-1], FeatxError)
-        return is_of_model and not self._on_example().runs_untraced(self.model, *_inputs(example))
+        return is_of_model and not self.new_tracer().runs_untraced(self.model, *_inputs(example))
 
 
 def _inputs(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

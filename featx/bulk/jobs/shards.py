@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
-from featx.bulk.compute import Runner
-from featx.bulk.folder import Folder
-from featx.bulk.formats import (
+from featx.bulk.jobs.compute import Runner
+from featx.bulk.jobs.job import Job
+from featx.bulk.jobs.progress import Progress
+from featx.bulk.samples.loading import Batch, Samples, batches
+from featx.bulk.storage.folder import Folder
+from featx.bulk.storage.formats import (
     KEY,
     Failure,
     Footer,
@@ -24,9 +27,6 @@ from featx.bulk.formats import (
     read_table,
     tensor_of,
 )  # fmt: skip
-from featx.bulk.job import Job
-from featx.bulk.loading import Batch, Samples, batches
-from featx.bulk.progress import Progress
 from featx.errors import ExtractionError
 
 # How many batches may wait to be written.

@@ -10,16 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from featx.bulk.extras import require
+from featx.bulk.storage.files import SUFFIXES
 from featx.errors import ArgumentTypeError, ExtractionError
 
 LISTS = frozenset({".txt", ".csv", ".parquet"})
-# What Pillow, or a plugin of it, decodes.
-SUFFIXES = frozenset(
-    {
-        ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
-        ".pnm", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".tga",
-    }
-)  # fmt: skip
 # Of the columns of a data set, those that hold images; the first one counts.
 IMAGE_COLUMNS = ("image", "img", "pixel_values")
 # Of the columns of a table, those that hold paths; the first one counts.

@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast
 import torch
 
 from featx.bulk.extras import require
-from featx.bulk.loading import reason_of
-from featx.bulk.progress import Progress
-from featx.bulk.shards import PendingSamples, Work, process_shards
+from featx.bulk.jobs.progress import Progress
+from featx.bulk.jobs.shards import PendingSamples, Work, process_shards
+from featx.bulk.samples.loading import reason_of
 from featx.errors import ExtractionError, FeatxError
 
 # How often a shard is handed out again after what did it was lost, and how many actors may fail to start.

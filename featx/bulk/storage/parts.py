@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, BinaryIO
 
 from featx.bulk.extras import require
-from featx.bulk.formats import KEY, Column, Format, reading, tensor_of
+from featx.bulk.storage.formats import KEY, Column, Format, reading, tensor_of
 
 # So many bytes of decoded values, open files and parts are kept by one process.
 _MOST_BYTES, _MOST_FILES, _MOST_PARTS = 512_000_000, 128, 10_000

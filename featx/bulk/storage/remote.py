@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from featx.bulk.extras import require
-from featx.bulk.failpoints import reach
-from featx.bulk.files import told_of_url
-from featx.bulk.folder import TEMPORARY, Folder, LocalFolder, temporary_name
+from featx.bulk.storage.failpoints import reach
+from featx.bulk.storage.files import told_of_url
+from featx.bulk.storage.folder import TEMPORARY, Folder, LocalFolder, temporary_name
 from featx.errors import ArgumentTypeError, ExtractionError
 
 # Where an upload appears when it is whole. Elsewhere a file is uploaded under another name, and renamed.

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from featx.bulk.compute import Runner
-from featx.bulk.formats import Rows
-from featx.bulk.loading import stacked
+from featx.bulk.jobs.compute import Runner
+from featx.bulk.samples.loading import stacked
+from featx.bulk.storage.formats import Rows
 from featx.errors import RequestError
 from featx.tree import tree_map
 

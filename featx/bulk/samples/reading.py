@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.bulk.decode import decode_image, decoder
-from featx.bulk.lists import IMAGE_COLUMNS
-from featx.bulk.preprocessing import Preprocessing, find_preprocessing, plain, text_of
+from featx.bulk.samples.decode import decode_image, decoder
+from featx.bulk.samples.lists import IMAGE_COLUMNS
+from featx.bulk.samples.preprocessing import Preprocessing, find_preprocessing, plain, text_of
 from featx.errors import ArgumentTypeError
 from featx.features.adaptive import AdaptiveExtractor
 

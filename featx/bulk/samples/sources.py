@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from featx.bulk.extras import require
-from featx.bulk.files import is_url, matching, opened, samples_among, told_of_url
-from featx.bulk.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, SUFFIXES, read_list, refuse_column, values_of
-from featx.bulk.tars import find_members
+from featx.bulk.samples.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, read_list, refuse_column, values_of
+from featx.bulk.samples.tars import find_members
+from featx.bulk.storage.files import SUFFIXES, is_url, matching, opened, samples_among, told_of_url
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.bulk.batch_size import find_batch_size, seconds_of_sample
-from featx.bulk.compute import Runner, dtype_of_weights, in_dtype
 from featx.bulk.fingerprint import fingerprint_of_code, fingerprint_of_modules
-from featx.bulk.first_sample import FirstSample
-from featx.bulk.formats import Column, Format, check_columns
-from featx.bulk.independence import refuse_dependent_rows
-from featx.bulk.job import Job, hash_of_keys, hash_of_weights
-from featx.bulk.loading import stacked
-from featx.bulk.reading import Reader
-from featx.bulk.sources import Source
+from featx.bulk.jobs.batch_size import find_batch_size, seconds_of_sample
+from featx.bulk.jobs.compute import Runner, dtype_of_weights, in_dtype
+from featx.bulk.jobs.first_sample import FirstSample
+from featx.bulk.jobs.independence import refuse_dependent_rows
+from featx.bulk.jobs.job import Job, hash_of_keys, hash_of_weights
+from featx.bulk.samples.loading import stacked
+from featx.bulk.samples.reading import Reader
+from featx.bulk.samples.sources import Source
+from featx.bulk.storage.formats import Column, Format, check_columns
 from featx.errors import ArgumentTypeError, ExtractionError, FeatxError
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from featx.bulk.failpoints import reach
+from featx.bulk.storage.failpoints import reach
 from featx.errors import ExtractionError
 
 TEMPORARY = ".tmp-"

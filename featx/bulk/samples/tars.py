@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any
 
 from featx.bulk.extras import require
-from featx.bulk.files import is_url, opened, samples_among
+from featx.bulk.storage.files import is_url, opened, samples_among
 from featx.errors import ExtractionError
 
 

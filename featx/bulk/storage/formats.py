@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, Protocol
 import torch
 
 from featx.bulk.extras import require
-from featx.bulk.failpoints import reach
+from featx.bulk.storage.failpoints import reach
 from featx.errors import ArgumentTypeError, ExtractionError
 
 Format = Literal["parquet", "arrow"]

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from featx.bulk.extras import require
-from featx.bulk.failpoints import reach
-from featx.bulk.folder import Folder
-from featx.bulk.formats import KEY, Column, Format, reading
+from featx.bulk.storage.failpoints import reach
+from featx.bulk.storage.folder import Folder
+from featx.bulk.storage.formats import KEY, Column, Format, reading
 from featx.errors import ExtractionError
 
 # The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from featx.bulk.packing import Packed, number_of_tensors, pack, unpack
-from featx.bulk.sources import Source
+from featx.bulk.samples.packing import Packed, number_of_tensors, pack, unpack
+from featx.bulk.samples.sources import Source
 from featx.errors import ExtractionError
 from featx.tree import tensors_in, tree_leaves, tree_map
 

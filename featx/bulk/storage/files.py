@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from featx.bulk.extras import require
-from featx.bulk.lists import SUFFIXES
 from featx.errors import ExtractionError, MissingExtraError
 
+# What Pillow, or a plugin of it, decodes.
+SUFFIXES = frozenset(
+    {
+        ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
+        ".pnm", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".tga",
+    }
+)  # fmt: skip
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 

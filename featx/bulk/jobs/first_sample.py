@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from featx.bulk.fingerprint import fingerprint
-from featx.bulk.job import UNKNOWN, Job
-from featx.bulk.loading import ProcessError, Samples, as_input, batches, reason_of
-from featx.bulk.reading import Reader
-from featx.bulk.sources import Source
+from featx.bulk.jobs.job import UNKNOWN, Job
+from featx.bulk.samples.loading import ProcessError, Samples, as_input, batches, reason_of
+from featx.bulk.samples.reading import Reader
+from featx.bulk.samples.sources import Source
 from featx.errors import ArgumentTypeError, ExtractionError
 
 # Of the first samples, and of those spread over a source.

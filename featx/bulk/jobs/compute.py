@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.bulk.formats import Column, Rows
-from featx.bulk.loading import reason_of
+from featx.bulk.samples.loading import reason_of
+from featx.bulk.storage.formats import Column, Rows
 from featx.errors import ExtractionError, RequestError
 from featx.optimization.module import named
 from featx.optimization.optimize import apply_recipe, optimize

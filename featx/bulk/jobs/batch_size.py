@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from featx.bulk.compute import Runner
-from featx.bulk.loading import stacked
-from featx.bulk.memory import free_memory, most_memory
+from featx.bulk.jobs.compute import Runner
+from featx.bulk.jobs.memory import free_memory, most_memory
+from featx.bulk.samples.loading import stacked
 
 # When no larger batch is tried: so much slower is it, for each sample, than the best; or it takes so long.
 _SLOWER, _SECONDS_OF_BATCH, _LARGEST_BATCH = 1.3, 0.7, 256

@@ -1,0 +1,1 @@
+"""Jobs: what is computed, divided into shards, and who does it."""

@@ -1,0 +1,202 @@
+"""Find the nodes that a request names in a trace of the model that is opened no further than they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from featx.errors import DrawnAwayError, NodeNameError, TraceError
+from featx.examples import Example
+from featx.features.building.decisions import branches_on_random
+from featx.features.building.finder import Finder
+from featx.features.building.tracing import ModelTracing
+from featx.features.building.unknown_names import explain
+from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
+from featx.features.requests.opening import modules_to_open, names_match_full_trace
+from featx.features.requests.request import PROBABILITIES, Request
+from featx.features.requests.select import names_of, select
+from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.checks.checked_trace import trace_checked
+from featx.tracing.example.trace import ExampleTrace
+from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.freedom.outcomes import FreeDims
+from featx.tracing.side_effects.left import Left
+from featx.tracing.source.attributes import is_read, is_tested_for
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free.
+
+    `request` has the names that were asked for, with their keys, and `left` the attributes in which forward has left
+    what it computed.
+    """
+
+    graph: Graph
+    request: Request
+    wanted: dict[str, Node]
+    free_dims: FreeDims | None
+    left: frozenset[Left]
+
+
+class RequestedNodes:
+    """Finds requested nodes in traces of a model in one mode.
+
+    Args:
+        tracing: how the model is traced.
+        mode: in which mode, in words.
+    """
+
+    def __init__(self, tracing: ModelTracing, mode: str) -> None:
+        self._tracing = tracing
+        self._model, self._modules = tracing.model, tracing.modules
+        self._owner = f"{type(tracing.model).__name__} ({mode})"
+        # What the last trace found out.
+        self._free_dims: FreeDims | None = None
+        self._left: set[Left] = set()
+
+    def _all_names(self) -> list[str]:
+        return names_of(self._tracing.graph())
+
+    def find(self, request: Request) -> TracedModel:
+        """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
+
+        Raises:
+            NodeNameError: a name does not exist.
+            TraceError: the model cannot be traced.
+        """
+        self._tracing.makes_values = True
+        request = self._with_operations(request)
+        missing: list[str] = []
+        is_drawn_away = False
+        for function in FUSED_FUNCTIONS:
+            probabilities = Probabilities(request, self._modules, function)
+            try:
+                return self._wanted(request, probabilities)
+            except NodeNameError as error:
+                if not probabilities.is_meant_by(error):
+                    example, inputs = self._tracing.example(), self._tracing.inputs
+                    explained = explain(error, self._owner, self._modules, example, inputs, self._all_names)
+                    raise explained from error.__cause__
+                missing = probabilities.names
+                is_drawn_away = is_drawn_away or isinstance(error, DrawnAwayError)
+        unfused = [name.removesuffix(PROBABILITIES) + "softmax" for name in missing]
+        if set(unfused) & set(self._all_names()):
+            raise NodeNameError(
+                f"{self._owner} does not fuse attention: it computes the probabilities itself, and they are "
+                f"{', '.join(map(repr, unfused))}"
+            )
+        raise (DrawnAwayError if is_drawn_away else NodeNameError)(
+            f"{self._owner} has no fused attention for all of {', '.join(map(repr, missing))}; "
+            "get_graph_node_names(model, attention_probabilities=True) lists the probabilities that there are"
+        )
+
+    def _with_operations(self, request: Request) -> Request:
+        """Return a request with names in the place of the patterns that match operations; so for edits.
+
+        Raises:
+            NodeNameError: a pattern matches none; a DrawnAwayError where forward decides by random numbers what runs.
+        """
+        if not request.pending and (self._tracing.edits is None or not self._tracing.edits.pending):
+            return request
+        graph = self._tracing.graph()
+        names = names_of(graph)
+        try:
+            request = request.among(list(with_probabilities(names, self._modules)), "return_nodes")
+            if self._tracing.edits is not None:
+                self._tracing.edits.among(names)
+        except NodeNameError as error:
+            if branches_on_random(graph):
+                raise DrawnAwayError(str(error)) from error
+            raise
+        return request
+
+    def _wanted(self, request: Request, probabilities: Probabilities) -> TracedModel:
+        asked = request
+        for others in (self._tracing.edits, self._tracing.starts):
+            asked = asked if others is None else others.with_names(asked)
+        asked = probabilities.as_fused(asked) if probabilities.names else asked
+        self._free_dims, self._left = None, set()
+        graph = self._tracing.follow_or_trace_symbolically(partial(self._follow, asked), asked)
+        nodes = select(graph, asked, self._owner)
+        for name, key in asked.items():
+            if name in self._modules and key in nodes and nodes[key].op == "placeholder":
+                raise NodeNameError(
+                    f"'{name}' of {self._owner} is a module that does not run, and the name of an input", name
+                )
+        if probabilities.names:
+            nodes = probabilities.make(graph, nodes, request)
+        return TracedModel(graph, request, nodes, self._free_dims, self._read_somewhere(self._left))
+
+    def _follow(self, asked: Request, example: Example) -> Graph:
+        """Return the graph of a trace that opens what `asked` needs, or of one that opens all modules."""
+        error: Exception | None = None
+        try:
+            trace = self._trace_opened(example, asked)
+            if names_match_full_trace(trace.graph, asked, trace.module_calls.ran_inside_opaque):
+                return trace.graph
+        except (NodeNameError, TraceError) as caught:
+            # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
+            # parts run by themselves; and a list of all names is of help.
+            error = caught
+        tracer = self._opening_all(asked)
+        trace, free = trace_checked(tracer, self._model, example.args, example.kwargs, self._finder(asked))
+        self._note(trace, free)
+        try:
+            select(trace.graph, asked, self._owner)
+        except NodeNameError as unknown:
+            if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
+                raise error from None
+            if unknown.name in trace.module_calls.ran_inside_opaque and "is one node" not in str(unknown):
+                raise TraceError(
+                    f"'{unknown.name}' of {self._owner} runs inside a call that is one node, such as that of an "
+                    "autograd.Function or of compiled code, which no trace looks into. Request what is around it"
+                ) from None
+            raise
+        return trace.graph
+
+    def _trace_opened(self, example: Example, request: Request) -> ExampleTrace:
+        opened = modules_to_open(self._modules, request) | self._tracing.opened
+        trace, free = self._tracing.checked(self._tracing.new_tracer(request, opened), example, self._finder(request))
+        self._tracing.ended_early |= trace.early_stop_reason is not None
+        self._note(trace, free)
+        select(trace.graph, request, self._owner)
+        return trace
+
+    def _opening_all(self, request: Request) -> ExampleTracer:
+        """Return a tracer that opens all modules but leaves, and leaves in which a module is requested."""
+        tracer = self._tracing.new_tracer(request)
+        needed, is_leaf = modules_to_open(self._modules, self._modules.keys() & request), tracer.is_leaf
+        tracer.is_leaf = lambda module, path: path not in needed and is_leaf(module, path)
+        return tracer
+
+    def _finder(self, request: Request) -> Finder:
+        return Finder(request, self._owner, self._tracing.model_in_mode)
+
+    def _note(self, trace: ExampleTrace, free: FreeDims) -> None:
+        self._tracing.remember_context(trace)
+        self._free_dims = free
+        self._left.update(trace.checks.left)
+
+    def _may_exist(self, name: str) -> bool:
+        """Say whether a node that is not in a trace may have this name: a module, or an operation inside of one.
+
+        Operations of the model itself are in each trace, and a `ModuleList` has none.
+        """
+        around = name.rpartition(".")[0]
+        has_forward = around in self._modules and type(self._modules[around]).forward is not nn.Module.forward
+        return name in self._modules or (around != "" and has_forward)
+
+    def _read_somewhere(self, left: Iterable[Left]) -> frozenset[Left]:
+        """Return what code of the model reads or tests for, in any mode, and all globals."""
+        kinds = {type(module) for module in self._modules.values() if not is_torch_layer(type(module))}
+        return frozenset(
+            each
+            for each in left
+            if not each.name or any(is_read(kind, each.name) or is_tested_for(kind, each.name) for kind in kinds)
+        )
