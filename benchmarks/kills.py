@@ -1,6 +1,7 @@
 """Kill bulk extractions at random moments, and write docs/kills.md: what was lost and what was doubled.
 
     python benchmarks/kills.py --count 50
+    python benchmarks/kills.py --count 50 --engine ray --output /tmp/kills.md
 
 Each run starts a job in a process of its own, kills one of its processes with SIGKILL after a random time, starts the
 job again until it is done, and compares the files with those of a job that nothing has disturbed.
@@ -69,6 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--count", type=int, default=50, help="runs of each kind without Ray; a third with it")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=["local", "ray"], help="only the processes of one; by default both")
+    parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "kills.md")
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,6 +81,8 @@ def main() -> None:
         known = _parts(expected)
         lines: list[str] = []
         for victim, (engine, find) in _VICTIMS.items():
+            if arguments.engine not in (None, engine):
+                continue
             count = arguments.count if engine == "local" else -(-arguments.count // 3)
             results = [
                 _run(engine, find, photos, Path(folder) / "out", known, draw.uniform(0.05, 3.5)) for _ in range(count)
@@ -86,7 +91,7 @@ def main() -> None:
             lines.append(f"| {victim} | {count} | {middle} | {lost} | {doubled} | {same} of {count} |")
             print(lines[-1], flush=True)
     text = _ABOUT.format(featx=_version(), samples=_SAMPLES, rows=_ROWS, table="\n".join(lines))
-    (_REPOSITORY / "docs" / "kills.md").write_text(text)
+    arguments.output.write_text(text)
 
 
 def _run(
