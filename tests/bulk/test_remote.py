@@ -103,6 +103,15 @@ def test_a_source_that_is_not_there(net: Net, tmp_path: Path, memory: str) -> No
         run(net, "memory://bucket/none", tmp_path / "out")
 
 
+def test_a_url_of_one_image(net: Net, photos: Path, tmp_path: Path, memory: str) -> None:
+    first = sorted(photos.rglob("*.png"))[0]
+    fsspec.filesystem("memory").put_file(str(first), "/bucket/one.png")
+    table = run(net, "memory://bucket/one.png", tmp_path / "out")
+    assert table.keys == ["memory://bucket/one.png"]
+    key = first.relative_to(photos).as_posix()
+    assert torch.allclose(table.tensor("logits"), expected(net, photos, [key]), atol=1e-6)
+
+
 def test_a_file_is_made_once(memory: str) -> None:
     place = open_folder(memory)
     assert place.create("_job.json", b"first")

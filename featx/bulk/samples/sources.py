@@ -236,12 +236,14 @@ def _leads_back(folder: Path) -> bool:
 
 
 def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
-    """Return the samples below a URL, or those of a list or table there, whose own paths are below its folder."""
+    """Return the samples below a URL, the image there, or those of a list or table, with paths below its folder."""
     fsspec = require("fsspec", "fsspec reads URLs")
-    folder = url.rpartition("/")[0]
+    folder, suffix = url.rpartition("/")[0], Path(url).suffix.lower()
+    if suffix in SUFFIXES:
+        return Paths([url], f"the image '{url}'")
     with told_of_url(url):
         files, root = fsspec.core.url_to_fs(url)
-        if Path(url).suffix.lower() in LISTS:
+        if suffix in LISTS:
             with files.open(root, "rb") as file:
                 keys = read_list(url, file.read(), column)
             return Paths(keys, f"the list '{url}'", folder)
