@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import featx
-from featx.bulk import engines
+from featx.bulk.jobs import engines
 
 from .conftest import Net, expected, make_photos, pixels
 from .test_resume import parts, run

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import featx
-from featx.bulk import formats, job
+from featx.bulk.jobs import job
+from featx.bulk.storage import formats
 
 from .conftest import Net, expected, make_photos, pixels
 

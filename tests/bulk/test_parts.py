@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import featx
-from featx.bulk import formats, parts
+from featx.bulk.storage import formats, parts
 
 
 class Map(nn.Module):
