@@ -502,6 +502,7 @@ PATTERNS: dict[str, tuple[str, list[str]]] = {
     "all folders": ("photos/**/*.png", ["001.png", "002.png", "cat [1].png", "sub/003.png"]),
     "part of a name": ("photos/00*", ["001.png", "002.png"]),
     "braces": ("photos/{001,002}.png", ["001.png", "002.png"]),
+    "both, twice": ("photos/{00*,001,0*}.png", ["001.png", "002.png"]),
     "folders": ("photos/s*/*", ["sub/003.png"]),
 }
 

@@ -69,7 +69,7 @@ def matching(pattern: str) -> list[str]:
         except braceexpand.UnbalancedBracesError as error:
             raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
     if "*" in pattern:
-        paths = [path for each in paths for path in _fitting(each)]
+        paths = list(dict.fromkeys(path for each in paths for path in _fitting(each)))
         if not paths:
             raise ExtractionError(f"no file fits the pattern '{pattern}'; check its folder and its ending")
     if not is_url(paths[0]) and not os.path.exists(paths[0]):
