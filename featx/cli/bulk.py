@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import featx
+from featx.bulk.storage.files import ahead_of_pattern
 from featx.cli.errors import UserError, told
 from featx.cli.options import (
     RANDOM_WEIGHTS,
@@ -146,7 +147,7 @@ def _run(
 
 def _check_source(source: str) -> None:
     """Raise where there is no such file or folder, ahead of making the model, which may take long."""
-    if not any(mark in source for mark in ("://", "*", "{")) and not Path(source).exists():
+    if "://" not in source and ahead_of_pattern(source) is None and not Path(source).exists():
         raise UserError(f"there is no '{source}'; give a folder of images, a list of paths, a .tar, or a URL")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,20 @@ def test_a_source_that_is_not_there(net: Net, tmp_path: Path, memory: str) -> No
         run(net, "memory://bucket/none.parquet", tmp_path / "out")
     with pytest.raises(featx.ExtractionError, match="nothing to extract in the folder 'memory://bucket/none'"):
         run(net, "memory://bucket/none", tmp_path / "out")
+
+
+def test_names_with_spaces_at_urls(net: Net, photos: Path, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/my photos"
+    shutil.copytree(photos, tmp_path / "my photos")
+    first = sorted(photos.rglob("*.png"))[0]
+    shutil.copy(first, tmp_path / "my photos" / "of a cat.png")
+    tables = [run(net, source, tmp_path / str(number)) for number, source in enumerate([url, f"{url}/**/*.png"])]
+    assert tables[0].keys == tables[1].keys
+    assert "of a cat.png" in tables[0].keys
+    assert [table.errors for table in tables] == [[], []]
+    listed = run(net, [f"{url}/of a cat.png"], tmp_path / "listed")
+    key = first.relative_to(photos).as_posix()
+    assert torch.allclose(listed.tensor("logits"), expected(net, photos, [key]), atol=1e-6)
 
 
 def test_a_url_of_one_image(net: Net, photos: Path, tmp_path: Path, memory: str) -> None:

@@ -503,6 +503,8 @@ PATTERNS: dict[str, tuple[str, list[str]]] = {
     "part of a name": ("photos/00*", ["001.png", "002.png"]),
     "braces": ("photos/{001,002}.png", ["001.png", "002.png"]),
     "both, twice": ("photos/{00*,001,0*}.png", ["001.png", "002.png"]),
+    "brackets": ("photos/[0][01][12].png", ["001.png", "002.png"]),
+    "a question mark": ("photos/00?.png", ["001.png", "002.png"]),
     "folders": ("photos/s*/*", ["sub/003.png"]),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -13,7 +12,7 @@ from typing import Any, Protocol, cast
 from featx.bulk.extras import require
 from featx.bulk.samples.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, read_list, refuse_column, values_of
 from featx.bulk.samples.tars import find_members
-from featx.bulk.storage.files import SUFFIXES, is_url, matching, opened, samples_among, told_of_url
+from featx.bulk.storage.files import SUFFIXES, ahead_of_pattern, is_url, matching, opened, samples_among, told_of_url
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
@@ -52,7 +51,7 @@ class Paths:
     def has_file(self, index: int) -> bool:
         """Say whether a key is a URL, or the path of a file that is there."""
         path = self._path(index)
-        return is_url(path) or os.path.exists(path)
+        return (is_url(path) and " " not in path) or os.path.exists(path)  # a text may begin with a URL
 
     def _path(self, index: int) -> str:
         key = self.keys[index]
@@ -180,17 +179,17 @@ def _of_list(source: Iterable[Any], column: str | None, *, has_load: bool) -> So
 def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     if not path:
         raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
-    is_there = os.path.exists(path)
     if path.endswith(".tar") and not os.path.isdir(path):
         refuse_column(column, f"the tar file '{path}'")
         return find_members(matching(path), has_load=has_load)
-    if not is_there and ("*" in path or "{" in path):
+    ahead = ahead_of_pattern(path)
+    if ahead is not None:
         refuse_column(column, f"the pattern '{path}'")
-        return _of_pattern(path, has_load=has_load)
+        return _of_pattern(path, ahead[: ahead.rfind("/") + 1], has_load=has_load)
     if is_url(path):
         return _of_url(path.rstrip("/"), column, has_load=has_load)
     place = Path(path)
-    if not is_there:
+    if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
     if place.is_dir():
         if (place / "dataset_info.json").exists() or (place / "dataset_dict.json").exists():
@@ -206,11 +205,9 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
 
 
-def _of_pattern(pattern: str, *, has_load: bool) -> Source:
-    """Return the files that fit a pattern; a key is what follows the folder ahead of the first star or brace."""
+def _of_pattern(pattern: str, root: str, *, has_load: bool) -> Source:
+    """Return the files that fit a pattern; keys are the paths below `root`, the folder in which it begins."""
     found = matching(pattern)
-    ahead = re.split(r"[*{]", pattern)[0]
-    root = ahead[: ahead.rfind("/") + 1]
     if not all(path.startswith(root) for path in found):  # fsspec writes some URLs in another way
         root = ""
     samples, what = samples_among([path[len(root) :] for path in found], has_load=has_load)

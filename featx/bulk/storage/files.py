@@ -20,12 +20,25 @@ SUFFIXES = frozenset(
         ".pnm", ".jp2", ".j2k", ".avif", ".heic", ".heif", ".tga",
     }
 )  # fmt: skip
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+# Names in object stores may have spaces.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*")
+# What begins a pattern in a path; in a URL a question mark begins a query.
+_MARKS, _MARKS_IN_URLS = re.compile(r"[*?\[{]"), re.compile(r"[*{]")
 
 
 def is_url(text: str) -> bool:
     """Say whether a text has the form of a URL."""
     return _URL.fullmatch(text) is not None
+
+
+def ahead_of_pattern(path: str) -> str | None:
+    """Return what stands ahead of the first star, question mark, bracket or brace; None where there is none.
+
+    None also for a file on disk that has such a name.
+    """
+    marks = _MARKS_IN_URLS if is_url(path) else _MARKS
+    found = None if not is_url(path) and os.path.exists(path) else marks.search(path)
+    return None if found is None else path[: found.start()]
 
 
 def opened(path: str) -> Any:
@@ -53,14 +66,14 @@ def told_of_url(url: str, action: str = "read") -> Generator[None]:
 def matching(pattern: str) -> list[str]:
     """Return the paths or URLs that a pattern stands for: `data-{000..099}.tar`, `data-*.tar`, `photos/**/*.jpg`.
 
-    What has neither braces nor stars stands for itself. A path that exists does so too, whatever is in its name.
+    What is no pattern stands for itself.
 
     Raises:
         ExtractionError: no file fits.
         MissingExtraError: braceexpand is not installed, or fsspec for URLs.
     """
-    if not is_url(pattern) and os.path.exists(pattern):
-        return [pattern]
+    if ahead_of_pattern(pattern) is None:
+        return _present(pattern)
     paths = [pattern]
     if "{" in pattern:
         braceexpand = require("braceexpand", "braceexpand reads patterns with braces")
@@ -68,13 +81,17 @@ def matching(pattern: str) -> list[str]:
             paths = list(braceexpand.braceexpand(pattern))
         except braceexpand.UnbalancedBracesError as error:
             raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
-    if "*" in pattern:
+    if ahead_of_pattern(paths[0]) is not None:
         paths = list(dict.fromkeys(path for each in paths for path in _fitting(each)))
         if not paths:
             raise ExtractionError(f"no file fits the pattern '{pattern}'; check its folder and its ending")
-    if not is_url(paths[0]) and not os.path.exists(paths[0]):
-        raise ExtractionError(f"there is no '{paths[0]}'")
-    return paths
+    return [*_present(paths[0]), *paths[1:]]
+
+
+def _present(path: str) -> list[str]:
+    if not is_url(path) and not os.path.exists(path):
+        raise ExtractionError(f"there is no '{path}'")
+    return [path]
 
 
 def _fitting(pattern: str) -> list[str]:
