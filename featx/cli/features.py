@@ -64,11 +64,10 @@ class Computed:
         """Write a picture of the features that are maps.
 
         Raises:
-            UserError: none is one; no file is left.
+            UserError: none is one; no file is written.
         """
         drawn = save_picture(path, self.images, self.features, self.infos)
         if not drawn:
-            path.unlink()
             keys = ", ".join(self.features)
             raise UserError(f"--picture shows maps, and none of {keys} is one; ask for them without --pool")
         typer.echo(f"wrote {path}: {', '.join(['the image', *drawn])}", err=True)

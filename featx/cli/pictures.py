@@ -18,7 +18,10 @@ _TILE, _GAP = 192, 8
 def save_picture(
     path: Path, images: torch.Tensor, features: Mapping[str, torch.Tensor], infos: FeatureInfos
 ) -> list[str]:
-    """Write a picture with a row for each image: the image, and each feature that is a map. Return the drawn keys."""
+    """Write a picture with a row for each image: the image, and each feature that is a map. Return the drawn keys.
+
+    Nothing is written where none is a map.
+    """
     image: Any = importlib.import_module("PIL.Image")
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     columns = [(images - low) / (high - low).clamp(min=1e-12)]
@@ -30,6 +33,8 @@ def save_picture(
         if info.layout in ("NCHW", "NHWC") and min(value.shape[2:]) > 1:
             columns.append(principal_components(value))
             keys.append(info.key)
+    if not keys:
+        return []
     wide = _GAP + (_TILE + _GAP) * len(columns)
     canvas = image.new("RGB", (wide, _GAP + (_TILE + _GAP) * len(images)), "white")
     for across, column in enumerate(columns):

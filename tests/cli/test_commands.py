@@ -374,10 +374,12 @@ def test_a_model_that_takes_no_images(photos: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_a_picture_of_what_is_no_map(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("an earlier one")
     output = ["-o", tmp_path / "a.npz", "--picture", tmp_path / "a.png"]
     result = run("features", "torchvision:resnet18", "--nodes", "layer1", "--pool", "avg", photos, *output)
     assert result.exit_code == 1
     assert "--picture shows maps, and none of layer1 is one" in result.stderr
+    assert (tmp_path / "a.png").read_text() == "an earlier one"
 
 
 @pytest.mark.slow
