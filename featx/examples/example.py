@@ -42,7 +42,7 @@ class Example:
         """Return these inputs with those of `options` that are not among them."""
         if not options:
             return self
-        given = inspect.signature(forward).bind_partial(*self.args, **self.kwargs).arguments
+        given = self.kwargs.keys() | inspect.signature(forward).bind_partial(*self.args, **self.kwargs).arguments
         further = {name: value for name, value in options.items() if name not in given}
         return replace(self, kwargs={**further, **self.kwargs})
 

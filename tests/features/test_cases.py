@@ -467,3 +467,27 @@ def test_each_input_counts() -> None:
     extractor = featx.create_feature_extractor(OfSeveral().eval(), ["output"], example_inputs=(lengths, {"x": x}))
     extractor.to("meta")
     assert extractor(lengths, {"x": x.to("meta")})["output"].shape == (1, 2)
+
+
+class ByKeywords(nn.Module):
+    """Takes options and tensors by `**kwargs`, and goes by the values of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        x = self.mix(x)
+        return (-x if x.sum() > 0 else x) * options["mask"]
+
+
+@pytest.mark.parametrize("names", [("mask", "tag"), ("tag", "mask")])
+def test_inputs_by_keywords_keep_their_order(names: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = ByKeywords().eval(), torch.ones(2, 3)
+    options = {name: {"mask": torch.tensor([1.0, 0.0, 2.0]), "tag": "hi"}[name] for name in names}
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs={"x": x, **options})
+    signs = {bool(model.mix(each).sum() > 0) for each in (x, -5 * x)}
+    assert signs == {True, False}
+    for each in (x, -5 * x):
+        assert torch.equal(extractor(x=each, **options)["output"], model(each, **options))
