@@ -112,6 +112,8 @@ class TorchCalls:
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):
             self._storage_was_replaced = self._storage_was_replaced or name == "set_"
             return function(*args, **kwargs)
+        if name == "__set__" and self._assigns_itself(function, *args):
+            return None
         if name == "__set__" and cast(Any, function).__self__.__name__ == "requires_grad":
             function, name = torch.Tensor.requires_grad_, "requires_grad_"
         self.check_unrecorded()
@@ -151,7 +153,9 @@ class TorchCalls:
     def _refuse(self, name: str, function: Callable[..., Any], tensor: Any) -> None:
         """Raise where a call with `tensor` as its first argument does what no graph can hold."""
         if name == "__set__":
-            raise Untraceable(f"'{cast(Any, function).__self__.__name__}' of a tensor is assigned")
+            what = cast(Any, function).__self__.__name__
+            hint = " (tensor.data.copy_(value) writes it in place)" if what == "data" else ""
+            raise Untraceable(f"'{what}' of a tensor is assigned{hint}")
         if name in _MEMORY and self._recorder.is_of_graph((tensor,)):
             raise Untraceable(f"forward accesses the storage of a tensor ({name})")
         if name in ("resize_", "resize_as_"):
@@ -164,6 +168,17 @@ class TorchCalls:
             raise Untraceable(f"forward calls {name} of a parameter or buffer of the model")
         if name in _RESHAPES and memory_of(tensor) in self._aliased_memory:
             raise Untraceable(f"the shape of a tensor with aliases is changed in place ({name})")
+
+    def _assigns_itself(self, function: Callable[..., Any], tensor: torch.Tensor, value: Any) -> bool:
+        """Say whether this assigns its own data to a tensor, as `weight.data *= mask` does behind the write."""
+        if cast(Any, function).__self__.__name__ != "data" or not isinstance(value, torch.Tensor):
+            return False
+        if not tensor.layout is value.layout is torch.strided:
+            return False
+        is_real, stand_in = self._recorder.is_real, self._recorder.stand_ins.of
+        one, other = (tensor, value) if is_real else (stand_in(tensor), stand_in(value))
+        is_same_view = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+        return is_same_view and memory_of(one) == memory_of(other) and one.storage_offset() == other.storage_offset()
 
     def check_switches(self) -> None:
         """Raise where forward has set a switch of torch, or entered a dispatch mode, which no graph does."""
