@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import featx
-from featx.bulk.storage.files import ahead_of_pattern
+from featx.bulk.storage.files import pattern_root
 from featx.cli.errors import UserError, told
 from featx.cli.options import (
     RANDOM_WEIGHTS,
@@ -147,7 +148,7 @@ def _run(
 
 def _check_source(source: str) -> None:
     """Raise where there is no such file or folder, ahead of making the model, which may take long."""
-    if "://" not in source and ahead_of_pattern(source) is None and not Path(source).exists():
+    if "://" not in source and pattern_root(source) is None and not Path(source).exists():
         raise UserError(f"there is no '{source}'; give a folder of images, a list of paths, a .tar, or a URL")
 
 
@@ -157,7 +158,7 @@ def _devices(text: str | None) -> str | Sequence[str] | None:
 
 def _absolute(path: str) -> str:
     """Return a path that `featx retry` finds from another folder."""
-    return path if "://" in path or not path else str(Path(path).expanduser().absolute())
+    return path if "://" in path or not path else str(Path(os.path.expanduser(path)).absolute())
 
 
 def _tell(table: featx.FeatureTable) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 import featx
+from featx.bulk.samples.sources import find_source
 from featx.bulk.storage.remote import open_folder
 
 from .conftest import Net, expected, make_photos
@@ -116,6 +119,36 @@ def test_names_with_spaces_at_urls(net: Net, photos: Path, tmp_path: Path) -> No
     listed = run(net, [f"{url}/of a cat.png"], tmp_path / "listed")
     key = first.relative_to(photos).as_posix()
     assert torch.allclose(listed.tensor("logits"), expected(net, photos, [key]), atol=1e-6)
+
+
+@pytest.mark.parametrize("pattern", ["memory://*/more/0*.png", "memory://{bucket,none}/more/0*.png"])
+def test_a_pattern_that_begins_with_the_bucket(
+    pattern: str, net: Net, photos: Path, tmp_path: Path, memory: str
+) -> None:
+    first = sorted(photos.rglob("*.png"))[0]
+    fsspec.filesystem("memory").put_file(str(first), "/bucket/more/01.png")
+    table = run(net, pattern, tmp_path / "out")
+    assert table.keys == ["bucket/more/01.png"]
+    key = first.relative_to(photos).as_posix()
+    assert torch.allclose(table.tensor("logits"), expected(net, photos, [key]), atol=1e-6)
+
+
+def test_a_folder_with_the_name_of_an_image(photos: Path, memory: str) -> None:
+    fsspec.filesystem("memory").put_file(str(sorted(photos.rglob("*.png"))[0]), "/bucket/folder.png/1.png")
+    assert find_source("memory://bucket/folder.png").keys == ["1.png"]
+
+
+def test_a_server_that_sends_no_parts_of_files(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        tar.add(sorted(photos.rglob("*.png"))[0], "1.png")
+    monkeypatch.chdir(tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        source = find_source(f"http://127.0.0.1:{web.server_port}/all.tar")
+        with pytest.raises(featx.ExtractionError, match="its server does not send parts of files; copy the tar"):
+            source.item(0)
+        web.shutdown()
 
 
 def test_a_url_of_one_image(net: Net, photos: Path, tmp_path: Path, memory: str) -> None:

@@ -533,6 +533,32 @@ def test_a_pattern_that_fits_nothing(pattern: str, photos: list[str], tmp_path: 
         find_source(str(tmp_path / "photos/*.png"), "path")
 
 
+def test_a_pattern_goes_through_no_links_that_lead_back(photos: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    expected_keys = find_source(f"{folder}/**/*.png").keys
+    (folder / "here").symlink_to(".")
+    (folder / "more" / "up").symlink_to("..")
+    assert find_source(f"{folder}/**/*.png").keys == expected_keys == find_source(folder).keys
+
+
+def test_braces_of_names_and_stars(photos: list[str], tmp_path: Path) -> None:
+    for pattern in ("{001.png,more/*.png,001.png}", "{more/*.png,001.png}"):
+        keys = find_source(f"{tmp_path}/photos/{pattern}").keys
+        assert list(keys) == ["001.png", "more/000.png", "more/003.png"]
+
+
+@pytest.mark.parametrize("name", ["box [2024]", "a{b}", "what?"])
+def test_a_pattern_below_a_folder_with_marks_in_its_name(
+    name: str, photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").rename(tmp_path / name)
+    assert list(find_source(f"{tmp_path}/{name}//00*.png").keys) == ["001.png", "002.png", "004.png"]
+    with pytest.raises(ExtractionError, match=r"there is no .*none"):
+        find_source(f"{tmp_path}/{name}/none")
+    monkeypatch.chdir(tmp_path / name)
+    assert list(find_source("*2.png").keys) == ["002.png"]
+
+
 def test_a_star_in_a_name_is_no_pattern(photos: list[str], tmp_path: Path) -> None:
     folder = (tmp_path / "photos").rename(tmp_path / "ph*{tos")
     assert len(find_source(folder).keys) == 5

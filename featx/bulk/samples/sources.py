@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from featx.bulk.extras import require
 from featx.bulk.samples.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, read_list, refuse_column, values_of
 from featx.bulk.samples.tars import find_members
-from featx.bulk.storage.files import SUFFIXES, ahead_of_pattern, is_url, matching, opened, samples_among, told_of_url
+from featx.bulk.storage.files import SUFFIXES, is_url, matching, opened, pattern_root, samples_among, told_of_url
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
@@ -181,11 +181,11 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
         raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
     if path.endswith(".tar") and not os.path.isdir(path):
         refuse_column(column, f"the tar file '{path}'")
-        return find_members(matching(path), has_load=has_load)
-    ahead = ahead_of_pattern(path)
-    if ahead is not None:
+        root, found = matching(path)
+        return find_members([root + each for each in found], has_load=has_load)
+    if pattern_root(path) is not None:
         refuse_column(column, f"the pattern '{path}'")
-        return _of_pattern(path, ahead[: ahead.rfind("/") + 1], has_load=has_load)
+        return _of_pattern(path, has_load=has_load)
     if is_url(path):
         return _of_url(path.rstrip("/"), column, has_load=has_load)
     place = Path(path)
@@ -205,12 +205,10 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
 
 
-def _of_pattern(pattern: str, root: str, *, has_load: bool) -> Source:
-    """Return the files that fit a pattern; keys are the paths below `root`, the folder in which it begins."""
-    found = matching(pattern)
-    if not all(path.startswith(root) for path in found):  # fsspec writes some URLs in another way
-        root = ""
-    samples, what = samples_among([path[len(root) :] for path in found], has_load=has_load)
+def _of_pattern(pattern: str, *, has_load: bool) -> Source:
+    """Return the files that fit a pattern; keys are the paths below the folder in which it begins."""
+    root, found = matching(pattern)
+    samples, what = samples_among(found, has_load=has_load)
     return Paths(sorted(samples), f"the pattern '{pattern}' ({what})", root)
 
 
@@ -236,10 +234,10 @@ def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
     """Return the samples below a URL, the image there, or those of a list or table, with paths below its folder."""
     fsspec = require("fsspec", "fsspec reads URLs")
     folder, suffix = url.rpartition("/")[0], Path(url).suffix.lower()
-    if suffix in SUFFIXES:
-        return Paths([url], f"the image '{url}'")
     with told_of_url(url):
         files, root = fsspec.core.url_to_fs(url)
+        if suffix in SUFFIXES and not files.isdir(root):
+            return Paths([url], f"the image '{url}'")
         if suffix in LISTS:
             with files.open(root, "rb") as file:
                 keys = read_list(url, file.read(), column)

@@ -28,7 +28,13 @@ class Tars:
         path, offset, size = self.places[index]
         if is_url(path):  # a file there would read ahead
             files, inside = require("fsspec", "fsspec reads URLs").core.url_to_fs(path)
-            return BytesIO(files.cat_file(inside, start=offset, end=offset + size))
+            data = files.cat_file(inside, start=offset, end=offset + size)
+            if len(data) != size:
+                raise ExtractionError(
+                    f"'{path}' gives {len(data)} bytes where {size} were asked for: its server does not send parts of "
+                    "files; copy the tar to a disk"
+                )
+            return BytesIO(data)
         with open(path, "rb") as file:
             file.seek(offset)
             return BytesIO(file.read(size))

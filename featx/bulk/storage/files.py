@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,21 @@ def is_url(text: str) -> bool:
     return _URL.fullmatch(text) is not None
 
 
-def ahead_of_pattern(path: str) -> str | None:
-    """Return what stands ahead of the first star, question mark, bracket or brace; None where there is none.
+def pattern_root(path: str) -> str | None:
+    """Return the folder in which a pattern begins, as it is written, with a slash at its end; None for no pattern.
 
-    None also for a file on disk that has such a name.
+    On disk that is the last folder on the way that exists, whatever is in its name, and at a URL what lies ahead of the
+    first star or brace. What exists is no pattern.
     """
-    marks = _MARKS_IN_URLS if is_url(path) else _MARKS
-    found = None if not is_url(path) and os.path.exists(path) else marks.search(path)
-    return None if found is None else path[: found.start()]
+    if is_url(path):
+        mark = _MARKS_IN_URLS.search(path)
+        return None if mark is None else path[: path.rfind("/", 0, mark.start()) + 1]
+    if os.path.exists(path):
+        return None
+    end = 0
+    while (slash := path.find("/", end)) >= 0 and os.path.isdir(path[: slash + 1]):
+        end = slash + 1
+    return path[:end] if _MARKS.search(path, end) else None
 
 
 def opened(path: str) -> Any:
@@ -63,44 +69,60 @@ def told_of_url(url: str, action: str = "read") -> Generator[None]:
         raise ExtractionError(f"'{url}' cannot be {action}: {type(error).__name__}: {error}{hint}") from error
 
 
-def matching(pattern: str) -> list[str]:
-    """Return the paths or URLs that a pattern stands for: `data-{000..099}.tar`, `data-*.tar`, `photos/**/*.jpg`.
+def matching(pattern: str) -> tuple[str, list[str]]:
+    """Return a folder and the paths below it for which a pattern stands, each once and in order.
 
-    What is no pattern stands for itself.
+    A pattern is `data-{000..099}.tar`, `data-*.tar` or `photos/**/*.jpg`, on disk or at a URL. Two stars go down
+    through all folders, but not through links to folders, which may lead back. What is no pattern stands for itself.
 
     Raises:
         ExtractionError: no file fits.
         MissingExtraError: braceexpand is not installed, or fsspec for URLs.
     """
-    if ahead_of_pattern(pattern) is None:
-        return _present(pattern)
-    paths = [pattern]
-    if "{" in pattern:
-        braceexpand = require("braceexpand", "braceexpand reads patterns with braces")
-        try:
-            paths = list(braceexpand.braceexpand(pattern))
-        except braceexpand.UnbalancedBracesError as error:
-            raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
-    if ahead_of_pattern(paths[0]) is not None:
-        paths = list(dict.fromkeys(path for each in paths for path in _fitting(each)))
-        if not paths:
-            raise ExtractionError(f"no file fits the pattern '{pattern}'; check its folder and its ending")
-    return [*_present(paths[0]), *paths[1:]]
+    root = pattern_root(pattern)
+    if root is None:
+        _require_present(pattern)
+        return "", [pattern]
+    if "::" in pattern:
+        raise ExtractionError(f"'{pattern}' is a pattern inside of another file; unpack that, or list its paths")
+    found: dict[str, None] = {}
+    for each in _without_braces(pattern, pattern[len(root) :].lstrip("/")):
+        is_pattern = (_MARKS_IN_URLS if is_url(pattern) else _MARKS).search(each)
+        found.update(dict.fromkeys(_fitting(pattern, root, each) if is_pattern else [each]))
+    if not found:
+        raise ExtractionError(f"no file fits the pattern '{pattern}'; check its folder and its ending")
+    _require_present(root + next(iter(found)))
+    return root, list(found)
 
 
-def _present(path: str) -> list[str]:
+def _require_present(path: str) -> None:
     if not is_url(path) and not os.path.exists(path):
         raise ExtractionError(f"there is no '{path}'")
-    return [path]
 
 
-def _fitting(pattern: str) -> list[str]:
-    """Return the files on disk, or at a URL, that fit a pattern with stars."""
-    if not is_url(pattern):
-        return sorted(path for path in glob(pattern, recursive=True) if not os.path.isdir(path))
-    with told_of_url(pattern):
-        files, path = require("fsspec", "fsspec reads URLs").core.url_to_fs(pattern)
-        return [files.unstrip_protocol(each) for each in sorted(files.glob(path)) if not files.isdir(each)]
+def _without_braces(pattern: str, inside: str) -> list[str]:
+    if "{" not in inside:
+        return [inside]
+    braceexpand = require("braceexpand", "braceexpand reads patterns with braces")
+    try:
+        return list(braceexpand.braceexpand(inside))
+    except braceexpand.UnbalancedBracesError as error:
+        raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
+
+
+def _fitting(pattern: str, root: str, inside: str) -> list[str]:
+    """Return the paths of files below a folder that fit what follows it in a pattern."""
+    if is_url(pattern):
+        with told_of_url(pattern):
+            files, folder = require("fsspec", "fsspec reads URLs").core.url_to_fs(root)
+            found = [each for each in files.glob(f"{folder.rstrip('/')}/{inside}") if not files.isdir(each)]
+            return sorted(each[each.index(folder) + len(folder) :].lstrip("/") for each in found)
+    below = f"{inside}/*" if inside.endswith("**") else inside
+    try:
+        paths = [path for path in Path(root).glob(below) if not path.is_dir()]
+    except ValueError as error:
+        raise ExtractionError(f"'{pattern}' cannot be read as a pattern: {error}") from error
+    return sorted(path.relative_to(root or ".").as_posix() for path in paths)
 
 
 def samples_among(paths: Sequence[str], *, has_load: bool) -> tuple[list[str], str]:

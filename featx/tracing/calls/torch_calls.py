@@ -177,8 +177,8 @@ class TorchCalls:
             return False
         is_real, stand_in = self._recorder.is_real, self._recorder.stand_ins.of
         one, other = (tensor, value) if is_real else (stand_in(tensor), stand_in(value))
-        is_same_view = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
-        return is_same_view and memory_of(one) == memory_of(other) and one.storage_offset() == other.storage_offset()
+        forms = [(each.shape, each.stride(), each.storage_offset(), each.dtype) for each in (one, other)]
+        return forms[0] == forms[1] and memory_of(one) == memory_of(other)
 
     def check_switches(self) -> None:
         """Raise where forward has set a switch of torch, or entered a dispatch mode, which no graph does."""
