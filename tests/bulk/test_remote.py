@@ -140,12 +140,16 @@ def test_a_folder_with_the_name_of_an_image(photos: Path, memory: str) -> None:
 
 def test_a_server_that_sends_no_parts_of_files(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
-    with tarfile.open(tmp_path / "all.tar", "w") as tar:
-        tar.add(sorted(photos.rglob("*.png"))[0], "1.png")
-    monkeypatch.chdir(tmp_path)
+    first = sorted(photos.rglob("*.png"))[0]
+    with tarfile.open(photos.parent / "all.tar", "w") as tar:
+        tar.add(first, "1.png")
+    monkeypatch.chdir(photos.parent)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         source = find_source(f"http://127.0.0.1:{web.server_port}/all.tar")
+        signed = f"http://127.0.0.1:{web.server_port}/photos/{first.relative_to(photos).as_posix()}?signature=1"
+        assert find_source(signed).keys == [signed]
+        assert find_source(signed).item(0).read() == first.read_bytes()
         with pytest.raises(featx.ExtractionError, match="its server does not send parts of files; copy the tar"):
             source.item(0)
         web.shutdown()
@@ -168,6 +172,10 @@ def test_a_file_is_made_once(memory: str) -> None:
 
 
 def test_urls_that_cannot_be_reached() -> None:
+    with pytest.raises(
+        featx.ExtractionError, match=r"'unheard://of/a\.tar' cannot be read as a tar file: Protocol not"
+    ):
+        find_source("unheard://of/a.tar")
     with pytest.raises(featx.ExtractionError, match="'unheard://of' cannot be reached: ValueError: Protocol not known"):
         open_folder("unheard://of")
 

@@ -233,7 +233,7 @@ def _leads_back(folder: Path) -> bool:
 def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
     """Return the samples below a URL, the image there, or those of a list or table, with paths below its folder."""
     fsspec = require("fsspec", "fsspec reads URLs")
-    folder, suffix = url.rpartition("/")[0], Path(url).suffix.lower()
+    folder, suffix = url.rpartition("/")[0], Path(url.partition("?")[0]).suffix.lower()
     with told_of_url(url):
         files, root = fsspec.core.url_to_fs(url)
         if suffix in SUFFIXES and not files.isdir(root):

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from featx.bulk.extras import require
 from featx.bulk.storage.files import is_url, opened, samples_among
-from featx.errors import ExtractionError
+from featx.errors import ExtractionError, MissingExtraError
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def _members(path: str) -> list[tarfile.TarInfo]:
                         "again, or leave it out"
                     )
                 start = _next_archive(file)
-    except (OSError, tarfile.TarError) as error:
+    except MissingExtraError:
+        raise
+    except (OSError, ValueError, ImportError, tarfile.TarError) as error:  # of fsspec too
         raise ExtractionError(f"'{path}' cannot be read as a tar file: {error}") from error
     return members
 
