@@ -541,6 +541,14 @@ def test_a_pattern_goes_through_no_links_that_lead_back(photos: list[str], tmp_p
     assert find_source(f"{folder}/**/*.png").keys == expected_keys == find_source(folder).keys
 
 
+def test_a_tar_in_capitals_and_a_folder_with_colons(photos: list[str], tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "ALL.TAR", "w") as tar:
+        tar.add(tmp_path / "photos" / "001.png", "1.png")
+    assert find_source(tmp_path / "ALL.TAR").keys == ["1.png"]
+    (tmp_path / "photos").rename(tmp_path / "a::b")
+    assert list(find_source(f"{tmp_path}/a::b/*2.png").keys) == ["002.png"]
+
+
 def test_braces_of_names_and_stars(photos: list[str], tmp_path: Path) -> None:
     for pattern in ("{001.png,more/*.png,001.png}", "{more/*.png,001.png}"):
         keys = find_source(f"{tmp_path}/photos/{pattern}").keys

@@ -179,7 +179,7 @@ def _of_list(source: Iterable[Any], column: str | None, *, has_load: bool) -> So
 def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     if not path:
         raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
-    if path.endswith(".tar") and not os.path.isdir(path):
+    if path.lower().endswith(".tar") and not os.path.isdir(path):
         refuse_column(column, f"the tar file '{path}'")
         root, found = matching(path)
         return find_members([root + each for each in found], has_load=has_load)

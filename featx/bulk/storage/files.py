@@ -83,7 +83,7 @@ def matching(pattern: str) -> tuple[str, list[str]]:
     if root is None:
         _require_present(pattern)
         return "", [pattern]
-    if "::" in pattern:
+    if is_url(pattern) and "::" in pattern:
         raise ExtractionError(f"'{pattern}' is a pattern inside of another file; unpack that, or list its paths")
     found: dict[str, None] = {}
     for each in _without_braces(pattern, pattern[len(root) :].lstrip("/")):
