@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import chdir, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,8 @@ Output = Annotated[str, typer.Argument(metavar="OUTPUT", help="A folder, or a UR
 Features = Annotated[str, typer.Argument(metavar="FEATURES", help="What `featx extract` has written.")]
 # Under this name the job file keeps what was typed.
 _COMMAND = "command"
+# Where it was typed: paths, and modules of Python, may be named from there.
+_FOLDER = "folder"
 
 
 def extract(
@@ -78,7 +81,7 @@ def extract(
         "size": size, "column": column, "batch": batch, "rows": rows, "workers": workers, "device": device,
         "engine": engine, "actors": actors, "pretrained": pretrained,
         "weights": None if weights is None else _absolute(str(weights)), "seed": seed, "fast": fast,
-        "any_rows": any_rows,
+        "any_rows": any_rows, _FOLDER: os.getcwd(),
     }  # fmt: skip
     with told():
         try:
@@ -117,7 +120,9 @@ def retry(
         options: dict[str, Any] | None = dict(featx.open_features(features).job.recorded.get(_COMMAND) or {})
         if not options:
             raise UserError(f"'{features}' was not made by `featx extract`: call featx.extract(..., retry=True) again")
-        _tell(_run({**options, "output": features}, retry=True, quiet=quiet))
+        options["output"], folder = _absolute(features), options.get(_FOLDER, "")
+        with chdir(folder) if os.path.isdir(folder) else nullcontext():
+            _tell(_run(options, retry=True, quiet=quiet))
 
 
 def _run(

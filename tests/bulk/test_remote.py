@@ -216,6 +216,16 @@ def test_s3_takes_inputs_and_results(server: str, net: Net, photos: Path, tmp_pa
     assert featx.verify(output).is_complete
 
 
+@pytest.mark.parametrize("url", ["s3://", "memory://", "file:///", "s3:///"])
+def test_a_url_without_a_bucket_is_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        featx.ExtractionError, match=rf"'{url}' names no folder; give one, such as '\w+://bucket/features'"
+    ):
+        open_folder(url)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_a_bucket_that_is_not_there(server: str, net: Net, photos: Path, tmp_path: Path) -> None:
     words = "FileNotFoundError: .*bucket does not exist; check the address"

@@ -580,38 +580,6 @@ def test_features_do_not_go_below_a_file(photos: list[str], tmp_path: Path) -> N
         LocalFolder("/proc/features").make()
 
 
-DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "empty keys": ("_keys", lambda data: b"", "_keys' cannot be read: .*; remove that file, and run the job again"),
-    "cut keys": ("_keys", lambda data: data[: len(data) // 2], "_keys' cannot be read"),
-    "unknown dtype": (
-        "_job.json",
-        lambda data: data.replace(b'"float32"', b'"flo9t32"'),
-        "_job.json' is no job file .*Put back a copy",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damage_of_the_job_is_named(name: str, tmp_path: Path) -> None:
-    file, damage, words = DAMAGES[name]
-    make_photos(tmp_path / "photos", 3)
-    run(tmp_path / "photos", tmp_path)
-    path = next((tmp_path / "features").glob(f"{file}*"))
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ExtractionError, match=words):
-        featx.verify(tmp_path / "features")
-
-
-def test_another_shape_than_was_written_is_found(tmp_path: Path) -> None:
-    make_photos(tmp_path / "photos", 3)
-    run(tmp_path / "photos", tmp_path)
-    job = tmp_path / "features" / "_job.json"
-    changed = job.read_text().replace("    5\n", "    55\n", 1)
-    assert changed != job.read_text()
-    job.write_text(changed)
-    assert not featx.verify(tmp_path / "features").is_complete
-
-
 def test_column_that_a_transform_of_hugging_face_makes() -> None:
     datasets = pytest.importorskip("datasets")
     names = ["a.png", "bc.png", "def.png"]

@@ -83,6 +83,23 @@ def test_what_has_failed_is_tried_again_from_another_folder(
     assert json.loads(done("verify", tmp_path / "out", "--json"))["rows"] == 6
 
 
+@pytest.mark.parametrize("source", ["photos", "file://photos"])
+def test_a_model_of_ones_own_is_found_from_another_folder(
+    source: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net_of_mine.py").write_text(
+        "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ["--nodes", "1", "--pool", "avg", "--size", 32, "--workers", 0, "--batch", 2, "--quiet"]
+    done("extract", "net_of_mine:make", *options, source, "out")
+    (photos / "bad.jpg").write_bytes((photos / "0.jpg").read_bytes())
+    monkeypatch.chdir(photos)
+    monkeypatch.delitem(sys.modules, "net_of_mine")
+    assert "6 rows" in done("retry", "../out", "--quiet")
+    assert Path.cwd() == photos
+
+
 @pytest.mark.slow
 def test_a_lost_file_is_found_and_done_again(photos: Path, tmp_path: Path) -> None:
     done("extract", *RESNET, photos, tmp_path / "out", "--rows", 2)

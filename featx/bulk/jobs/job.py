@@ -19,6 +19,7 @@ from featx.errors import ExtractionError
 
 # The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.
 JOB_FILE, KEYS_FILE = "_job.json", "_keys"
+_CHECKSUM = "checksum"
 _SHOWN = 200
 # What is noted of a sample that cannot be read when a job starts; another start may read it.
 UNKNOWN = "?"
@@ -53,7 +54,7 @@ class Job:
     @property
     def digest(self) -> str:
         """A hash of the identity, which each shard holds."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        return _checksum_of(self.identity)
 
     @property
     def shards(self) -> int:
@@ -74,29 +75,36 @@ class Job:
         return range(shard * self.rows_per_shard, min((shard + 1) * self.rows_per_shard, self.samples))
 
     def to_json(self) -> bytes:
-        """Return the text of the job file."""
+        """Return the text of the job file, with a checksum of what it says."""
         columns = [[each.name, list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.columns]
-        return json.dumps({**vars(self), "columns": columns}, indent=1, sort_keys=True).encode()
+        content: dict[str, Any] = json.loads(json.dumps({**vars(self), "columns": columns}))  # as it will be read
+        return json.dumps({**content, _CHECKSUM: _checksum_of(content)}, indent=1, sort_keys=True).encode()
 
 
 def read_job(folder: Folder) -> Job | None:
     """Return the job of a folder; None if it has none.
 
     Raises:
-        ExtractionError: the job file is not one of featx.
+        ExtractionError: the job file is not one of featx, or not as it was written.
     """
     if JOB_FILE not in folder.names():
         return None
     try:
         found: dict[str, Any] = json.loads(folder.read(JOB_FILE))
+        if found.pop(_CHECKSUM) != _checksum_of(found):
+            raise ValueError("it says something else than was written")
         columns = tuple(Column(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in found["columns"])
         found["columns"] = columns
         return Job(**found)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise ExtractionError(
             f"'{folder.place(JOB_FILE)}' is no job file of featx, or is damaged: {error}. Put back a copy of it, or "
             "choose another folder"
         ) from error
+
+
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str, Any]) -> Job:
@@ -162,9 +170,12 @@ def read_keys(folder: Folder) -> list[str]:
         ExtractionError: bytes of the file have changed.
     """
     parquet = require("pyarrow.parquet", "pyarrow reads features")
-    file = folder.opened(KEYS_FILE)
-    with reading(file, "remove that file, and run the job again, which writes it again"):
-        return cast("list[str]", parquet.ParquetFile(file).read().column(KEY).to_pylist())
+    file, next_step = folder.opened(KEYS_FILE), "remove that file, and run the job again, which writes it again"
+    with reading(file, next_step):
+        table = parquet.ParquetFile(file).read()
+    if KEY not in table.column_names:
+        raise ExtractionError(f"'{folder.place(KEYS_FILE)}' has no column '{KEY}'; {next_step}")
+    return cast("list[str]", table.column(KEY).to_pylist())
 
 
 def hash_of_keys(keys: Sequence[str]) -> str:

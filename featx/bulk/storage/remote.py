@@ -30,6 +30,8 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         raise ArgumentTypeError(f"features are in a folder; give its path or URL, got {path!r:.80}")
     text = os.path.expanduser(os.fspath(path))
     if "://" in text:
+        if not text.partition("://")[2].strip("/"):
+            raise ExtractionError(f"'{text}' names no folder; give one, such as '{text.rstrip('/')}//bucket/features'")
         return RemoteFolder(text)
     there = next(each for each in (Path(text).absolute(), *Path(text).absolute().parents) if each.exists())
     if not there.is_dir():
