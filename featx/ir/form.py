@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from featx.ir.arguments import nodes_in
 from featx.ir.node import Node
-from featx.ir.operator_facts import facts_of
+from featx.ir.operator_facts import facts_of, facts_of_call, first_argument
 
 FORM_ATTRIBUTES = frozenset(
     "shape ndim dtype device layout itemsize nbytes is_cuda is_cpu is_meta is_sparse is_quantized".split()
@@ -29,10 +30,12 @@ def sources_of_values(node: Node) -> list[Node]:
     """Return the nodes of whose values a node makes use: `mean.type_as(x)` asks x for its dtype alone."""
     if reads_form(node):
         return []
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    facts = facts_of(name)
-    if facts.needs_form_of_first:
-        return [source for source in node.all_input_nodes if source is not node.args[0]]
+    facts = facts_of_call(node)
+    if not facts.needs_form_of_first and not facts.needs_form_of_others:
+        return list(node.all_input_nodes)
+    first = first_argument(node.args, node.kwargs)
     if facts.needs_form_of_others:
-        return [source for source in node.all_input_nodes if source is node.args[0]]
-    return list(node.all_input_nodes)
+        return nodes_in(first)
+    # The first argument may be another one too: `x.new_tensor(x)`.
+    named = {name: value for name, value in node.kwargs.items() if node.args or value is not first}
+    return nodes_in((node.args[1:], named))

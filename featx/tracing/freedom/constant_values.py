@@ -18,7 +18,7 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of_call, name_of
 from featx.ir.paths import held_at
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.freedom.filled_caches import identity_of
+from featx.tracing.freedom.filled_caches import identity_of, views_for_their_form
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, Part
 from featx.tree import tensors_in
@@ -55,6 +55,7 @@ class ConstantValues:
         self._calls: dict[Node, int] = {}
         # Those that are computed from values of the inputs, in order.
         self.steps: list[int] = []
+        self._for_form = views_for_their_form(graph, self._effects)
         with torch.no_grad():
             for node in graph.nodes:
                 self._visit(node)
@@ -83,7 +84,7 @@ class ConstantValues:
             return
         call = node.op, identity_of(node.target), self._key((node.args, node.kwargs))
         self._calls[node] = self._numbers_of_calls.setdefault(call, len(self._numbers_of_calls))
-        if node.op == "output" or node in self._from_inputs:
+        if node.op == "output" or (node in self._from_inputs and node not in self._for_form):
             self.steps.append(self._calls[node])
         if node.op not in ("placeholder", "output"):
             self._note_writes(node)
@@ -109,13 +110,14 @@ class ConstantValues:
         effects = self._effects.of(node) if node.op in ("call_function", "call_method") else None
         if effects is None or effects.is_opaque or effects.is_random or effects.changes_global_state:
             return _UNKNOWN
-        if any(source not in self._values for source in node.all_input_nodes):
+        values = self._values_for(node)
+        if values is None:
             return _UNKNOWN
         if facts_of_call(node).writes_first or "out" in node.kwargs:
             written = (node.args[0] if node.args else None, node.kwargs.get("out"))
             if any(id(leaf) not in self._tensors for leaf in tensors_in(written)):
                 return _UNKNOWN  # a tensor that stands in the graph is not of this class
-        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         args, kwargs = self._with_tensors(args), self._with_tensors(kwargs)
         if any(leaf.is_meta for leaf in tensors_in((args, kwargs))):
             return _UNKNOWN
@@ -129,6 +131,20 @@ class ConstantValues:
             for tensor in tensors:
                 tensor.zero_()
         return _UNKNOWN if any(each.is_meta or each.numel() > _MOST_ELEMENTS for each in tensors) else value
+
+    def _values_for(self, node: Node) -> dict[Node, Any] | None:
+        """Return the values of what a node takes, zeros for an input of the form alone; None if one is not known."""
+        needed = sources_of_values(node)
+        values: dict[Node, Any] = {}
+        for source in node.all_input_nodes:
+            if source in self._values:
+                values[source] = self._values[source]
+            elif source not in needed and "shape" in source.meta:
+                zero = torch.zeros((), dtype=source.meta["dtype"], device=self._model.device)
+                values[source] = zero.expand(source.meta["shape"])
+            else:
+                return None
+        return values
 
     def _with_tensors(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from types import FunctionType
 from typing import Any
@@ -20,7 +21,7 @@ from featx.ir.operator_facts import facts_of_call
 from featx.tracing.guards.guards import check_aliases
 from featx.tracing.history.lineage import Origin, node_behind
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
-from featx.tree import tree_leaves
+from featx.tree import tensors_in, tree_leaves
 
 # By the id of a tensor that has lived on: where the first call had it from.
 _Origins = Mapping[int, Origin]
@@ -33,13 +34,13 @@ def differ_only_by_caches(
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
     tensor of `origins`, or a node of `first`, counts as what the first call made it from. What depends on constants and
-    sizes alone may be missing. But `second` must compute the value of each node of `first` that is `wanted`, under any
-    name; or the first call has put into a cache what it computed from that, and `second` computes nothing else in its
-    place. O(nodes + edges).
+    sizes alone may be missing, and so may `views_for_their_form`. But `second` must compute the value of each node of
+    `first` that is `wanted`, under any name; or the first call has put into a cache what it computed from that, and
+    `second` computes nothing else in its place. O(nodes + edges).
     """
     before, values, known = _of_both(first, origins, root)
     numbers_of_first = values.count
-    if before != known.of(second):
+    if before != known.of(second, Effects(second, root)):
         return False
     computed = known.all()
     missing = [node for node in wanted if values.nodes[node] not in computed]
@@ -54,21 +55,34 @@ def first_new_value(first: Graph, second: Graph, origins: _Origins, root: nn.Mod
     """
     _, values, known = _of_both(first, origins, root)
     numbers_of_first = values.count
-    known.of(second)
+    known.of(second, Effects(second, root))
     new = (node for node, number in known.nodes.items() if number >= numbers_of_first)
     return next((node for node in new if not node.meta.get("is_guard")), None)
 
 
 def _of_both(first: Graph, origins: _Origins, root: nn.Module) -> tuple[list[int], _Values, _Values]:
     """Return the numbers of the steps of `first`, those of its values, and what numbers a second graph like it."""
-    values = _Values()
-    steps = values.of(first)
-    memory = MemoryGroups(first, Effects(first, root))
+    values, effects = _Values(), Effects(first, root)
+    steps = values.of(first, effects)
+    memory = MemoryGroups(first, effects)
     written = {group for node in first.nodes for group in memory.written_by(node)}
     for node in first.nodes:
         if memory.of(node) in written:
             values.forget_conversion(node)
     return steps, values, _Values(values, {key: values.of_origin(origin) for key, origin in origins.items()})
+
+
+def views_for_their_form(graph: Graph, effects: Effects) -> set[Node]:
+    """Return the views of one value that only its form is read of, as x[0] in `torch.zeros_like(x[0])`. O(nodes)."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        is_view = facts_of_call(node).may_be_view or node.target is operator.getitem
+        if not is_view or len(node.all_input_nodes) != 1 or tensors_in((node.args, node.kwargs)):
+            continue
+        is_read = any(user not in found and node in sources_of_values(user) for user in node.users)
+        if node.users and not is_read and not effects.is_impure(node):
+            found.add(node)
+    return found
 
 
 def keeps_drawn_numbers(
@@ -118,12 +132,13 @@ class _Values:
         """Forget that a value is a conversion, because something writes into it: converted again, it is another one."""
         self._conversions.pop(self.nodes[node], None)
 
-    def of(self, graph: Graph) -> list[int]:
+    def of(self, graph: Graph, effects: Effects) -> list[int]:
         """Number all values of the graph; return those of what depends on values of the inputs, and of the output."""
         found: list[int] = []
+        for_form = views_for_their_form(graph, effects)
         for node in graph.nodes:
             number = self.nodes[node] = self._number(node)
-            is_step = node.op in ("placeholder", "output") or depends_on_inputs(node)
+            is_step = node.op in ("placeholder", "output") or (node not in for_form and depends_on_inputs(node))
             if is_step and node.target is not check_aliases:  # of which a call without some code needs none
                 found.append(number)
         return found
