@@ -265,6 +265,44 @@ def test_what_is_set_on_a_module_that_stays_whole_is_refused(change: Callable[[A
             trace(SetsOnAChild(change).eval(), torch.rand(2, 4))
 
 
+class GoesByWhatIsSet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.rows, self.calls, self.counts = nn.Linear(4, 4), 1, 0, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.calls += 1
+        return self.linear(x)[: self.rows] * (self.calls + 1)
+
+
+class SetsRows(nn.Module):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.child, self.relu = GoesByWhatIsSet(), nn.ReLU()
+        self.child.counts = counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.child.rows = 2
+        return self.relu(self.child(x))
+
+
+@pytest.mark.parametrize("node", ["child", "child.linear", "relu"])
+def test_number_that_is_set_on_a_module_opens_it(node: str) -> None:
+    model, expected = SetsRows(counts=False).eval(), dict[str, torch.Tensor]()
+    extractor = featx.create_feature_extractor(model, [node], example_inputs=torch.rand(4, 4))
+    assert model.child.rows == 1
+    x = torch.rand(3, 4)
+    model.get_submodule(node).register_forward_hook(lambda module, args, result: expected.update(y=result))
+    model(x)
+    assert torch.equal(extractor(x)[node], expected["y"])
+
+
+def test_module_that_is_opened_for_what_is_set_on_it_may_not_count() -> None:
+    with pytest.raises(TraceError, match="'child', which is kept whole .it runs other operations in a second call"):
+        featx.create_feature_extractor(SetsRows(counts=True).eval(), ["relu"], example_inputs=torch.rand(4, 4))
+
+
 def _output_of(model: nn.Module, x: torch.Tensor) -> nn.Module:
     return featx.create_feature_extractor(model, ["output"], example_inputs=x)
 

@@ -230,6 +230,8 @@ class ModuleCalls:
         caller, attempt = self._caller, Checkpoint(recorder, self._checks)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
         changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None
+        if changed is not None or changed_outside is not None:
+            self._checks.note_changed_outside(path)
         try:
             if path in self._opening.whole:
                 raise Untraceable(self._opening.whole[path])

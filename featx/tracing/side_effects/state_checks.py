@@ -31,7 +31,7 @@ class StateChecks:
         check_calls: raises if a torch call did something that a graph would miss.
         paths: the modules of the replica, and their paths; an attribute too.
         earlier: what an earlier call of them found.
-        must_open: says of a path whether the module there cannot be kept whole instead.
+        is_asked_for: says of a path whether something inside of the module there is asked for.
 
     Attributes:
         states: what the modules were like at the start, and after their last calls.
@@ -47,7 +47,7 @@ class StateChecks:
 
     def __init__(
         self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
-        earlier: AttributeChanges | None, must_open: Callable[[str], bool],
+        earlier: AttributeChanges | None, is_asked_for: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._check_calls = check_calls
@@ -60,8 +60,8 @@ class StateChecks:
         self.read_first: set[Attribute] = set()
         self.left: set[Left] = set()
         self.cache_message: str | None = None
-        self.must_open = must_open
         self.kept_input_message: str | None = None
+        self._is_asked_for, self._cannot_be_whole = is_asked_for, set[str]()
         # The modules that are being traced through, and those that were, and whose forward has changed attributes.
         self._in_progress: list[nn.Module] = [next(iter(paths))]
         self._changed: set[nn.Module] = set()
@@ -71,6 +71,14 @@ class StateChecks:
         self.opaque_paths.add(path)
         if is_own:
             self.states.note_call(module)
+
+    def note_changed_outside(self, path: str) -> None:
+        """Take note that code around a module has changed what its forward reads: a graph that calls it would not."""
+        self._cannot_be_whole.add(path)
+
+    def must_open(self, path: str) -> bool:
+        """Say whether the module at a path cannot be kept whole instead."""
+        return path in self._cannot_be_whole or self._is_asked_for(path)
 
     def check_untouched(self, module: nn.Module, path: str) -> None:
         """Raise where code around a module that is kept whole has changed attributes of it."""
