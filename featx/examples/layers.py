@@ -48,7 +48,10 @@ def _inputs_of(layer: nn.Module, ask: Question) -> Iterator[Tensor] | None:
         count = len(layer.kernel_size)
         first = _declared_size(ask.model, layer, count)
         sizes = [first, *(size for size in _OTHER_CONVOLUTION_SIZES[count] if size != first)]
-        return (ask.floats(2, layer.in_channels, *size) for size in sizes)
+        forms = [(layer.in_channels, *size) for size in sizes]
+        if count == 2:  # blocks of 2 x 2 or 4 x 4 pixels may be folded into channels, as by nn.PixelUnshuffle
+            forms += [(layer.in_channels // of, *first) for of in (4, 16) if layer.in_channels in (of, 3 * of)]
+        return (ask.floats(2, *form) for form in forms)
     if isinstance(layer, nn.Linear) and layer.in_features:
         return (ask.floats(2, *length, layer.in_features) for length in _with_and_without_length())
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -59,6 +59,7 @@ class Backbone(DualGraphModule):
         Raises:
             RequestError: the backbone has no such map.
             NodeNameError: the backbone has no such node.
+            ArgumentTypeError: `until` is something else.
         """
         targets = self._targets_until(until)
         for path in targets:
@@ -119,6 +120,10 @@ class Backbone(DualGraphModule):
             nodes: dict[str, Node] = returned if isinstance(returned, dict) else dict(zip(keys, returned, strict=True))
             if until is None:
                 last = list(nodes.values())
+            elif isinstance(until, bool) or not isinstance(cast(object, until), (str, int)):
+                raise ArgumentTypeError(
+                    f"until must be a key of the result, a stride or the name of a node, got {until!r:.80}"
+                )
             elif until in nodes:
                 last = [nodes[str(until)]]
             elif isinstance(until, int):
@@ -212,7 +217,9 @@ def create_backbone(
         ArgumentTypeError: `model` is not a module, or an argument has the wrong type.
         TraceError: the model cannot be traced; the message says where and what to do.
     """
-    network = network_of_detector(check_model(model))
+    check_model(model)
+    _check_choice(strides, blocks, layout)
+    network = network_of_detector(model)
     if network is not None:
         raise RequestError(
             f"{type(model).__name__} resizes its images, so that its maps have no stride against them; make the "
@@ -222,6 +229,8 @@ def create_backbone(
     tracing.training = False
     stages = stages_of(model, traced_rows(tracing), tracing.inputs.image)
     image = None if tracing.inputs.image is None else tracing.inputs.image.name
+    if not stages.all:
+        raise _no_maps(type(model).__name__, image, tracing.inputs.missing)
     chosen = _chosen(stages, image, strides, blocks, type(model).__name__)
     features: dict[str, tuple[Feature, ...]] = {}
     for key, stage in chosen.items():
@@ -280,20 +289,34 @@ class InLayout(nn.Module):
         return result.permute(0, 3, 1, 2) if self._layout == "NCHW" else result
 
 
-def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model: str) -> dict[str, Stage]:
-    """Return the chosen stages by the key of the result."""
+def _check_choice(strides: Any, blocks: Any, layout: object) -> None:
+    """Raise where these arguments can mean nothing for any model."""
     if strides is not None and blocks is not None:
         raise RequestError("give strides or blocks, not both")
-    if not stages.all:
-        known = (
-            "no image is known among its inputs; give example_inputs with one. "
-            if image is None
-            else f"no value has one stride against '{image}', as maps of videos and volumes have not. "
-        )
-        raise RequestError(
-            f"{model} is not known to have maps: {known}featx.nodes(model) shows all values, and "
-            "create_feature_extractor takes their names"
-        )
+    if strides is not None:
+        _strides_with_keys(strides)
+    if blocks is not None and type(blocks) is not int:
+        _with_keys(blocks, "blocks")
+    if layout not in get_args(Layout):
+        raise ArgumentTypeError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r:.80}")
+
+
+def _no_maps(model: str, image: str | None, missing: str | None) -> RequestError:
+    """Return the error for a model of which no value is known to be a map."""
+    if missing is not None:
+        known = f"shapes are not known, as {missing}. Give example_inputs with which it runs. "
+    elif image is None:
+        known = "no image is known among its inputs; give example_inputs with one. "
+    else:
+        known = f"no value has one stride against '{image}', as maps of videos and volumes have not. "
+    return RequestError(
+        f"{model} is not known to have maps: {known}featx.nodes(model) shows all values, and create_feature_extractor "
+        "takes their names"
+    )
+
+
+def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model: str) -> dict[str, Stage]:
+    """Return the chosen stages by the key of the result."""
     if strides is None and blocks is None:
         if not stages.are_blocks:
             maps = [each for each in stages.all if each.stride > 1]
@@ -308,9 +331,7 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
             return {str(place): stage for place, stage in enumerate(maps)}
         blocks = min(_DEFAULT_BLOCKS, len(stages.all))
     if strides is not None:
-        return _at_strides(
-            stages, image, _with_keys([strides] if isinstance(strides, int) else strides, "strides"), model
-        )
+        return _at_strides(stages, image, _strides_with_keys(strides), model)
     count = len(stages.all)
     if isinstance(blocks, int):
         if not 1 <= blocks <= count:
@@ -339,6 +360,10 @@ def _at_strides(stages: Stages, image: str | None, strides: Mapping[int, str], m
         hint = f" Its {len(stages.all)} blocks can be had by blocks=(...)." if stages.are_blocks else ""
         raise RequestError(f"{model} has no map of stride {missing[0]}; it has {', '.join(map(str, known))}.{hint}")
     return {key: by_stride[stride] for stride, key in strides.items()}
+
+
+def _strides_with_keys(strides: Any) -> dict[int, str]:
+    return _with_keys([strides] if isinstance(strides, int) else strides, "strides")
 
 
 def _with_keys(numbers: Any, argument: str) -> dict[int, str]:

@@ -193,8 +193,10 @@ class PerceptualLoss(nn.Module):
         self.extract = PerceptualFeatures()
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        pairs = zip(self.extract(x), self.extract(y), strict=True)
-        return torch.stack([(one - other).abs().mean() for one, other in pairs]).sum()
+        total = x.new_zeros(())
+        for one, other in zip(self.extract(x), self.extract(y), strict=True):  # Python 3.12 compiles a list to a `try`
+            total = total + (one - other).abs().mean()
+        return total
 
 
 @pytest.mark.parametrize("has_source", [True, False])

@@ -260,7 +260,8 @@ class _Mode:
 
     def _infos(self, wanted: Mapping[str, Node], traced: TracedModel, tracing: ModelTracing) -> FeatureInfos:
         image, example = tracing.inputs.image, tracing.inputs.used
-        other = None if example is None else OtherSizes(lambda: self.graph, tracing.model_in_mode(), example, image)
+        root = with_heads(tracing.model_in_mode(), {} if tracing.edits is None else tracing.edits.modules())
+        other = None if example is None else OtherSizes(lambda: self.graph, root, example, image)
         if tracing.edits is not None:
             note_shapes_behind_edits(wanted, {} if other is None else other.of_example)
         return infos_of(wanted, traced.request, tracing.model, image, other)

@@ -49,6 +49,7 @@ class FeatureTracer(Tracer):
         self._given_leaf_types = tuple(leaf_modules)
         self._leaf_types = (*leaf_modules, *own)
         self._is_leaf: dict[type[nn.Module], bool] = {}
+        self._opened_types: tuple[type[nn.Module], ...] = ()
         # The paths of modules whose outputs are marked in the graph.
         self.asked_for: frozenset[str] = frozenset()
         # Those of which what a call returns is told from the same value elsewhere, as an edit changes it alone.
@@ -58,12 +59,18 @@ class FeatureTracer(Tracer):
         """Look into the modules of torchvision.ops too, which are one node each for torchvision."""
         self._leaf_types, self._is_leaf = self._given_leaf_types, {}
 
+    def open_stacks(self) -> None:
+        """Look into torch's modules that only call layers in a row, which are one node each for torchvision."""
+        self._opened_types, self._is_leaf = (nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer), {}
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a call of `m` is one node."""
         kind = type(m)
         known = self._is_leaf.get(kind)
         if known is None:
-            known = isinstance(m, self._leaf_types) or super().is_leaf_module(m, module_qualified_name)
+            known = isinstance(m, self._leaf_types) or (
+                not isinstance(m, self._opened_types) and super().is_leaf_module(m, module_qualified_name)
+            )
             self._is_leaf[kind] = known
         return known
 

@@ -25,6 +25,7 @@ class ModelInputs:
         given: those that the caller gives; None where there are none.
         guessed: those that were guessed last, from what the model declares or from its first layer.
         fixed: inputs with one value in every call, by name, as the caller gives them in `concrete_args`.
+        missing: why the last trace was symbolic, so that no values have shapes; None if it was not.
     """
 
     def __init__(self, model: nn.Module, example_inputs: Any, concrete_args: dict[str, Any] | None) -> None:
@@ -32,6 +33,7 @@ class ModelInputs:
         self.given = None if example_inputs is None else given_example(model, example_inputs)
         self.guessed: Example | None = None
         self.fixed = concrete_args
+        self.missing: str | None = None
 
     @property
     def used(self) -> Example | None:
@@ -105,6 +107,14 @@ class ModelInputs:
             return None
         takes = inspect.signature(child.forward).parameters.keys()
         return next(iter(children)) if example.kwargs.keys() <= takes else None
+
+    def note_missing(self, example: Example | None, error: Exception | None = None) -> None:
+        """Take note why a model is traced without inputs: these are none, or guessed ones with which it fails."""
+        if example is None or error is None:
+            self.missing = "no inputs for it are known"
+            return
+        reason = " ".join(str(error).split())
+        self.missing = f"it fails on inputs guessed from {example.source} ({type(error).__name__}: {reason:.200})"
 
     def refused_guess(self, example: Example, error: Exception) -> TraceError:
         """Return the error for guessed inputs that the model does not take, or on which it cannot be followed."""

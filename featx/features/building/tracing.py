@@ -64,6 +64,8 @@ class ModelTracing:
         self.starts: Starts | None = None
         # Whether to look into the modules of torchvision.ops, of which a list of names has none inside.
         self.opens_operators = False
+        # Whether to look into torch's stacks of layers, which are one node each in a list of names.
+        self.opens_stacks = False
         # The paths of modules to look into, whatever is requested.
         self.opened: frozenset[str] = frozenset()
         # What was found of the dimensions of other inputs of the model, by mode.
@@ -109,6 +111,8 @@ class ModelTracing:
         tracer.training, tracer.reads = self.training, self.reads
         if self.opens_operators:
             tracer.open_operators()
+        if self.opens_stacks:
+            tracer.open_stacks()
         return tracer
 
     def new_tracer(self, request: Iterable[str] = (), opened: frozenset[str] | None = None) -> ExampleTracer:
@@ -260,7 +264,9 @@ class ModelTracing:
         """
         example = self.example()
         if example is None:
-            return self._trace_without_inputs(request)
+            graph = self._trace_without_inputs(request)
+            self.inputs.note_missing(None)
+            return graph
         self.ended_early = False
         try:
             graph = follow(example)
@@ -284,7 +290,9 @@ class ModelTracing:
                 self._retry_with(other)
                 return self.follow_or_trace_symbolically(follow, request)
             try:
-                return self._trace_symbolically(request)
+                graph = self._trace_symbolically(request)
+                self.inputs.note_missing(example, error)
+                return graph
             except NodeNameError:
                 raise
             except Exception:  # the model's own too, which may be the same

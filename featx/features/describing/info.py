@@ -232,7 +232,9 @@ class _Known:
             return first if sizes is not None or isinstance(module, _FIRST_OF_MAPS) else None
         if isinstance(module, _FIRST_OF_MAPS):
             return first
-        fits = [layout for layout in (first, last) if _is_map(layout, shape, sizes)]
+        fits = [
+            layout for layout in (first, last) if _is_map(layout, shape, sizes) and not self._has_tokens(layout, shape)
+        ]
         if not fits:
             there = self._shape_of_wider(key)
             return first if there is not None and _is_wider(shape, there) else None
@@ -248,6 +250,14 @@ class _Known:
         if len(fits) == 1:
             return fits[0]
         return self._declared if self._declared in (first, last) else None
+
+    def _has_tokens(self, layout: str, shape: tuple[int, ...]) -> bool:
+        """Say whether places of a layout are as many as all tokens, of patches and others: 17 beside maps of 4 x 4."""
+        if self._tokens is None:
+            return False
+        sizes = [size for size, name in zip(shape, layout, strict=True) if name not in "NC"]
+        found = [self._tokens.patches((shape[0], size, 1)) for size in sizes]
+        return any(patches is not None and patches[1] > 0 for patches in found)
 
     def _shape_of_wider(self, key: str) -> tuple[int, ...] | None:
         return None if self._other_sizes is None else self._other_sizes.wider_so_far.get(key)

@@ -65,7 +65,10 @@ def nodes(
         raise errors[model.training]
     if not errors and rows[True] is rows[False]:
         rows = {False: [replace(row, mode="both") for row in rows[False]]}
-    return NodeTable(_merged(rows), type(model).__name__, depth)
+    merged, missing, note = _merged(rows), tracing.inputs.missing, None
+    if missing is not None and not any(row.shape or row.shapes for row in merged):
+        note = f"Shapes are not known, as {missing}; give example_inputs with which it runs."
+    return NodeTable(merged, type(model).__name__, depth, note)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
     """Return the rows of a model in the mode of `tracing`."""
     paths = [path for path, _ in tracing.model.named_modules() if path]
     refuse_uninitialized(tracing.model)
+    tracing.opens_stacks = True
     graph = tracing.graph([*paths, OUTPUT], keep_source=True)
     found = _nodes_by_name(graph, paths)
     other_sizes = _other_sizes(graph, found, tracing)

@@ -71,10 +71,18 @@ class NodeTable(Sequence[NodeInfo]):
     `names` gives what `create_feature_extractor` takes.
     """
 
-    def __init__(self, rows: Iterable[NodeInfo], model: str, depth: int | None = None) -> None:
+    def __init__(
+        self, rows: Iterable[NodeInfo], model: str, depth: int | None = None, note: str | None = None
+    ) -> None:
         self._rows = tuple(rows)
         self._model = model
         self._depth = depth
+        self._note = note
+
+    @property
+    def note(self) -> str | None:
+        """Why the table has no shapes; None where it has."""
+        return self._note
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -98,7 +106,7 @@ class NodeTable(Sequence[NodeInfo]):
                 hint = did_you_mean(index, self.names)
                 raise NodeNameError(f"the table has no node '{index}'.{hint} table.names has those that it has", index)
             return row
-        return NodeTable(self._rows[index], self._model, self._depth) if isinstance(index, slice) else self._rows[index]
+        return self._of(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
     def __contains__(self, row: object) -> bool:
         """Say whether there is this row, or a row of this name."""
@@ -153,7 +161,10 @@ class NodeTable(Sequence[NodeInfo]):
                 and (depth is None or row.depth <= depth)
             )
 
-        return NodeTable(filter(holds, self._rows), self._model, self._depth)
+        return self._of(filter(holds, self._rows))
+
+    def _of(self, rows: Iterable[NodeInfo]) -> NodeTable:
+        return NodeTable(rows, self._model, self._depth, self._note)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return a dict for each row, of texts, numbers and lists alone: what `json` and data frames take."""
@@ -175,7 +186,8 @@ class NodeTable(Sequence[NodeInfo]):
             everything: operations, accesses and weights too.
             hint: how to see the rows that are left out.
         """
-        return text_of(self._rows, self._model, depth or self._depth, everything=everything, hint=hint)
+        text = text_of(self._rows, self._model, depth or self._depth, everything=everything, hint=hint)
+        return text if self._note is None else f"{text}\n{self._note}"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -183,7 +195,7 @@ class NodeTable(Sequence[NodeInfo]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_of(self._rows, self._model)
+        return html_of(self._rows, self._model, self._note)
 
     def __rich__(self) -> Any:
         return rich_table_of(self._rows, self._model, self._depth)

@@ -54,10 +54,10 @@ def rich_table_of(rows: Sequence[NodeInfo], model: str, depth: int | None) -> An
     return table
 
 
-def html_of(rows: Sequence[NodeInfo], model: str) -> str:
+def html_of(rows: Sequence[NodeInfo], model: str, note: str | None = None) -> str:
     """Return the rows as HTML in which modules unfold to what is inside them."""
     title = f"<b>{escape(model)}</b>: {len(rows)} nodes ({', '.join(_HEADINGS)})"
-    return f"<div>{title}{_nested(rows)}</div>"
+    return f"<div>{title}{_nested(rows)}{'' if note is None else escape(note)}</div>"
 
 
 def cells_of(row: NodeInfo) -> tuple[str, ...]:

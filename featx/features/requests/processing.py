@@ -353,8 +353,10 @@ def _pooled(pool: str, layout: str, info: FeatureInfo, image: ImageInput | None)
 
 
 def _seen_after(steps: _Steps, info: FeatureInfo) -> FeatureInfo:
-    if not steps or info.shape is None:
+    if info.shape is None:
         return info
+    if not steps:  # `of_layout` may tell what nothing else does
+        return info if info.layout is None else replace(info, channels=info.shape[info.layout.index("C")])
     value = torch.empty(info.shape, dtype=info.dtype, device="meta")
     for step in steps:
         value = step.on(value)
