@@ -15,6 +15,9 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SEED = 20_261_124
 _INTEGERS = (torch.int32, torch.int64)
 _TIMES = 16
+# Sides of images are longer by a multiple of that.
+_STEP = 32
+OTHER_FORM = "another number of samples"
 LONGER = f"{_TIMES} times as many integers"
 
 
@@ -41,6 +44,31 @@ def validation_inputs(example: Example) -> dict[str, Example]:
     return found
 
 
+def other_forms(example: Example, rows: int) -> list[Example]:
+    """Return inputs of another number of samples, first with images of another size too: an extractor may take both.
+
+    What shares memory, or where it lies, may decide whether code runs: `view` may fail for two samples and not for one.
+
+    Args:
+        example: the inputs, all of which have `rows` samples.
+        rows: how many.
+    """
+    others = 2 if rows != 2 else 3
+
+    def of_other_rows(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.cat([leaf] * -(-others // rows))[:others]
+
+    def larger(leaf: torch.Tensor) -> torch.Tensor:
+        leaf = of_other_rows(leaf)
+        if leaf.dim() != 4 or not leaf.is_floating_point():
+            return leaf
+        sizes = [side + max(_STEP, side // 2 // _STEP * _STEP) for side in leaf.shape[2:]]
+        return torch.nn.functional.interpolate(leaf, size=sizes, mode="bilinear")
+
+    has_images = any(leaf.dim() == 4 for leaf in tensors_in((example.args, example.kwargs)))
+    return [_mapped(example, function) for function in ((larger, of_other_rows) if has_images else (of_other_rows,))]
+
+
 def _mapped(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
     args, kwargs = tree_map(
         lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, (example.args, example.kwargs)
@@ -65,7 +93,8 @@ def _are_numbers(value: torch.Tensor) -> bool:
 def _in_another_order(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not _are_numbers(value):
         return value
-    return value[..., torch.randperm(value.shape[-1], generator=generator).to(value.device)]
+    order = torch.rand(value.shape, generator=generator).argsort(-1)  # another one for each row
+    return value.gather(-1, order.to(value.device))
 
 
 def _repeated(value: torch.Tensor, length: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ _PATIENCE, _FEWEST_ROUNDS_OF_LONG_CALLS = 4, 2
 def relative_errors(expected: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
     """Return the error of each feature: |found - expected| / |expected| in the Euclidean norm, of the worst sample.
 
+    Samples are along the first dimension.
     It is infinite where shapes differ, where a value that is no number of floating point differs, and where infinities
     or NaNs of one are something else in the other.
     """
@@ -46,13 +47,16 @@ def _error_of_leaf(expected: Any, found: Any) -> float:
     if not torch.allclose(one[~where_finite], other[~where_finite], equal_nan=True):
         return float("inf")
     one, other = (torch.where(where_finite, value, 0.0) for value in (one, other))
+    # Squares of very small and very large numbers are 0 and infinite.
+    largest = torch.maximum(one.abs(), other.abs()).amax(dim=1, keepdim=True)
+    one, other = (value / torch.where(largest == 0, 1.0, largest) for value in (one, other))
     difference, size = (one - other).norm(dim=1), one.norm(dim=1)
     errors = torch.where(difference == 0, 0.0, difference / size)
     return float(errors.max())
 
 
 def _rows(value: torch.Tensor) -> torch.Tensor:
-    return value.reshape(len(value), -1) if value.dim() > 1 else value.reshape(1, -1)
+    return value.reshape(len(value), -1) if value.dim() else value.reshape(1, 1)
 
 
 def time_in_turn(functions: Sequence[Callable[[], Any]], seconds: float, wait: Callable[[], None]) -> list[float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -51,7 +53,8 @@ def optimize(
     Args:
         extractor: what `create_feature_extractor` or `create_backbone` returns, in eval mode.
         example_inputs: a tensor, a tuple of arguments or a dict of inputs by name, of the size and on the device of
-            later use; by default the example that the extractor was made with.
+            later use; by default random values, and indices that are 0, in the form of the example that the extractor
+            was made with. Errors are those for such values then: give inputs as you have them.
         tolerance: the largest relative error that a feature may have, by default 1e-2. 0 tries only what gives bit for
             bit the same. With a plan it is that of the plan, or the largest error that the plan may have.
         budget: seconds after which nothing more is begun; the last ones are for the final comparison. To compile a
@@ -77,9 +80,12 @@ def optimize(
         return _applied(found, example, plan if isinstance(plan, Plan) else Plan.load(plan), tolerance)
     others = {name: as_example(inputs) for name, inputs in (checks or {}).items()}
     shown = Progress(budget, is_shown=progress)
-    module, made = Search(
-        found, example, others, _TOLERANCE if tolerance is None else tolerance, budget, int8=int8, progress=shown
-    ).run()
+    called = "the example" if example_inputs is not None else "random values in the form of the example"
+    with _buffers_kept(found):
+        module, made = Search(
+            found, example, called, others, _TOLERANCE if tolerance is None else float(tolerance), budget, int8=int8,
+            progress=shown,
+        ).run()  # fmt: skip
     module.plan = made
     return module
 
@@ -110,15 +116,40 @@ def _applied(extractor: Extractor, example: Example, plan: Plan, tolerance: floa
 
 def _check_arguments(tolerance: object, budget: object, checks: object, plan: object) -> None:
     for name, value in (("tolerance", tolerance), ("budget", budget)):
-        is_number = isinstance(value, (int, float)) and value >= 0
+        is_number = isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0
         if not is_number and not (name == "tolerance" and value is None):
             raise ArgumentTypeError(f"{name} must be a number of at least 0, got {value!r}")
     if checks is not None and not isinstance(checks, Mapping):
         raise ArgumentTypeError(
             f"checks must be inputs by name, such as {{'my photos': batch}}, got {type(checks).__name__}"
         )
+    unnamed = [name for name in cast("Mapping[Any, Any]", checks or {}) if not isinstance(name, str)]
+    if unnamed:
+        raise ArgumentTypeError(
+            f"checks must be inputs by name, such as {{'my photos': batch}}, got {unnamed[0]!r:.80}"
+        )
     if plan is not None and not isinstance(plan, (Plan, str, os.PathLike)):
         raise ArgumentTypeError(f"plan must be a Plan or the path of one that was saved, got {plan!r:.80}")
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Generator[None]:
+    """Give the buffers of a module back as they were: a model may write them in eval mode too."""
+    holders = [each for each in module.modules() if each._buffers]
+    kept = [
+        (holder, name, buffer, buffer._version, buffer.detach().clone())
+        for holder in holders
+        for name, buffer in holder._buffers.items()
+        if buffer is not None and not buffer.is_inference()
+    ]
+    try:
+        yield
+    finally:
+        for holder, name, buffer, version, value in kept:
+            holder._buffers[name] = buffer
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(value)
 
 
 def _checked(extractor: nn.Module) -> Extractor:

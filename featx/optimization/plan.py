@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from featx.optimization.hardware import digest_of, hardware_of
 from featx.optimization.recipe import Recipe
 from featx.plotting import new_figure
 
-_VERSION = 1
+_VERSION, _CHECKSUM = 1, "checksum"
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,27 @@ class Plan:
     dtypes: dict[str, list[str]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file, which `load` reads."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        """Write the plan to a JSON file, which `load` reads.
+
+        Raises:
+            OptimizationError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        except OSError as error:
+            raise OptimizationError(f"the plan cannot be written to '{path}': {error.strerror}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON can hold it."""
-        return {
+        """Return the plan as JSON can hold it, with a checksum."""
+        content = {
             **vars(self),
             "version": _VERSION,
             "recipe": self.recipe.to_json(),
             "chosen": _trial_to_json(self.chosen),
             "trials": [_trial_to_json(trial) for trial in self.trials],
         }
+        content = json.loads(json.dumps(content))  # as it will be read
+        return {**content, _CHECKSUM: _checksum_of(content)}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -103,11 +113,14 @@ class Plan:
         """Return what `to_json` has given.
 
         Raises:
-            OptimizationError: it is of another version. What is no plan at all raises errors of any kind.
+            OptimizationError: it is of another version, or has been changed. What is no plan at all raises errors of
+                any kind.
         """
-        fields = {name: each for name, each in value.items() if name != "version"}
+        fields = {name: each for name, each in value.items() if name not in ("version", _CHECKSUM)}
         if value["version"] != _VERSION:
-            raise OptimizationError(f"a plan of version {value['version']}, and this is {_VERSION}; optimize anew")
+            raise OptimizationError(f"a plan of version {value['version']!r}, and this is {_VERSION}; optimize anew")
+        if value[_CHECKSUM] != _checksum_of({name: each for name, each in value.items() if name != _CHECKSUM}):
+            raise OptimizationError("the plan is not as it was measured: it has been edited, or damaged; optimize anew")
         fields["recipe"] = Recipe.from_json(fields["recipe"])
         fields["chosen"] = _trial_from_json(fields["chosen"])
         fields["trials"] = tuple(map(_trial_from_json, fields["trials"]))
@@ -182,6 +195,10 @@ def _by_time(trial: Trial) -> float:
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _trial_to_json(trial: Trial) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.errors import OptimizationError
+from featx.errors import ArgumentTypeError, OptimizationError
 from featx.examples import Example
 from featx.optimization.build import Builder, Extractor
 from featx.optimization.hardware import device_of, digest_of, hardware_of, tensors_of
-from featx.optimization.inputs import LONGER, validation_inputs
+from featx.optimization.inputs import LONGER, OTHER_FORM, other_forms, validation_inputs
 from featx.optimization.measure import relative_errors, time_in_turn, time_once
 from featx.optimization.module import OptimizedExtractor, divided, dtypes_of, named
 from featx.optimization.onednn import is_available
@@ -48,6 +48,7 @@ class Search:
     Args:
         extractor: in eval mode.
         example: inputs of it, with values.
+        called: what these inputs are.
         checks: further inputs on which errors count, by what they are.
         tolerance: the relative error that a feature may have.
         budget: seconds; the last of them are for the final comparison. What has begun is ended.
@@ -56,8 +57,8 @@ class Search:
     """
 
     def __init__(
-        self, extractor: Extractor, example: Example, checks: dict[str, Example], tolerance: float, budget: float,
-        *, int8: bool, progress: Progress,
+        self, extractor: Extractor, example: Example, called: str, checks: dict[str, Example], tolerance: float,
+        budget: float, *, int8: bool, progress: Progress,
     ) -> None:  # fmt: skip
         self._extractor = extractor
         self._example = example
@@ -66,13 +67,20 @@ class Search:
         self._progress = progress
         self._end = time.perf_counter() + budget - min(_LAST_SECONDS, budget / 4)
         self._wait = waiter_for(tensors_of(extractor))
-        self._inputs = {"the example": example}
-        self._expected = {"the example": self._exact_given("example_inputs", example)}
+        # By id, what tensors of inputs were ahead of the first call: a model may write them.
+        self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._called = called
+        self._inputs = {called: example}
+        self._expected = {called: self._exact_given("example_inputs", example)}
         self._add_accepted(validation_inputs(example))
+        self._add_other_form()
+        taken = next((name for name in checks if name in self._inputs), None)
+        if taken is not None:
+            raise ArgumentTypeError(f"checks['{taken}'] has the name of inputs that are checked anyway; choose another")
         self._inputs.update(checks)
         self._expected.update({name: self._exact_given(f"checks['{name}']", each) for name, each in checks.items()})
         self._seconds = self._check_repeats()
-        self.dtypes = dtypes_of(self._expected["the example"])
+        self.dtypes = dtypes_of(self._expected[called])
         self._builder = Builder(extractor, example, self.dtypes)
         self._trials: list[Trial] = []
         # The rewrites that change the graph.
@@ -89,6 +97,12 @@ class Search:
             except Exception:  # of featx, or of the model
                 continue
             self._inputs[name], self._expected[name] = each, expected
+
+    def _add_other_form(self) -> None:
+        for each in other_forms(self._example, self._rows) if self._rows else ():
+            self._add_accepted({OTHER_FORM: each})
+            if OTHER_FORM in self._inputs:
+                return
 
     @property
     def _rows(self) -> int | None:
@@ -254,10 +268,10 @@ class Search:
         first = self._call(module, self._example)
         if recipe.compile not in (None, RECORDED):  # which takes a moment
             self._seconds_to_compile = time.perf_counter() - start
-        errors = relative_errors(self._expected["the example"], first)
+        errors = relative_errors(self._expected[self._called], first)
         for name, inputs in self._inputs.items():
             # Code is not compiled for another size, which takes seconds, to measure how it rounds.
-            caller = module.uncompiled() if name == LONGER else module
+            caller = module.uncompiled() if name in (LONGER, OTHER_FORM) else module
             found = relative_errors(self._expected[name], self._call(caller, inputs))
             errors = {key: max(error, found[key]) for key, error in errors.items()}
         limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
@@ -315,15 +329,23 @@ class Search:
             ) from error
 
     def _call(self, module: nn.Module, inputs: Example) -> dict[str, Any]:
+        leaves = [leaf for leaf in tensors_in((inputs.args, inputs.kwargs)) if not leaf.is_inference()]
+        given = [self._given.setdefault(id(leaf), (leaf, leaf.clone()))[1] for leaf in leaves]
+        versions = [leaf._version for leaf in leaves]
         with torch.no_grad():
-            return named(module(*inputs.args, **inputs.kwargs))
+            try:
+                return named(module(*inputs.args, **inputs.kwargs))
+            finally:
+                for leaf, value, version in zip(leaves, given, versions, strict=True):
+                    if leaf._version != version:
+                        leaf.copy_(value)
 
     def _check_repeats(self) -> float:
         """Return the seconds of a call; raise where it gives another value than the first one."""
         start = time.perf_counter()
         again = self._exact(self._example)
         seconds = time.perf_counter() - start
-        errors = relative_errors(self._expected["the example"], again)
+        errors = relative_errors(self._expected[self._called], again)
         differs = [key for key, error in errors.items() if error > 0]
         if differs:
             raise OptimizationError(

@@ -60,9 +60,11 @@ def _pair(gm: GraphModule, layers: Layers, node: Node) -> tuple[Node, Node, Node
     assert isinstance(layer, _LAYERS)
     scale = _tensor(gm, other.target)
     is_one_for_each_channel = _shape_of_factors(layer) == _without_ones_ahead(scale.shape)
+    # A product with more dimensions than the layer returns has as many.
+    dims = len(one.meta["shape"]) if "shape" in one.meta else len(_shape_of_factors(layer))
     is_in_mode = layers.modes.at(one) == layers.modes.at(node)
     same_dtype = scale.dtype == layer.weight.dtype and scale.device == layer.weight.device
-    if is_one_for_each_channel and is_in_mode and same_dtype and layers.may_replace(one):
+    if is_one_for_each_channel and scale.dim() <= dims and is_in_mode and same_dtype and layers.may_replace(one):
         return node, one, other
     return None
 

@@ -58,7 +58,9 @@ def add_layer(gm: GraphModule, layer: nn.Module, path: str, suffix: str) -> str:
 def with_weights(layer: _Layer, weight: nn.Parameter, bias: nn.Parameter | None) -> _Layer:
     """Return a copy of a convolution or a linear layer that has other weights."""
     # The memo says what the copy has in place of the weights, so that these are not copied.
-    twin = copy.deepcopy(layer, {id(layer.weight): weight, id(layer.bias): bias})
+    # Where there is no bias, None is not for the memo: a layer may hold it elsewhere.
+    replaced = {id(layer.weight): weight} if layer.bias is None else {id(layer.weight): weight, id(layer.bias): bias}
+    twin = copy.deepcopy(layer, replaced)
     twin.register_parameter("weight", weight)
     twin.register_parameter("bias", bias)
     return twin

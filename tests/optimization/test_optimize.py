@@ -17,7 +17,7 @@ import featx
 from featx.errors import ArgumentTypeError, OptimizationError
 from featx.features.dual import DualGraphModule
 from featx.optimization import hardware, measure, search
-from featx.optimization.inputs import LONGER, validation_inputs
+from featx.optimization.inputs import LONGER, OTHER_FORM, validation_inputs
 from featx.optimization.measure import relative_errors
 from featx.optimization.module import OptimizedExtractor
 from featx.optimization.recipe import Recipe
@@ -181,7 +181,7 @@ def test_an_input_that_loses_more_counts(
     assert halves
     assert all(math.isinf(trial.error) and "above the tolerance" in trial.problem for trial in halves)
     assert optimized.recipe.dtype is None
-    assert optimized.plan.inputs == ("the example", "noise", "photos of scikit-image", "large")
+    assert optimized.plan.inputs == ("the example", "noise", "photos of scikit-image", OTHER_FORM, "large")
 
 
 def test_without_time_nothing_is_tried(extractor: DualGraphModule, images: torch.Tensor) -> None:
@@ -488,7 +488,7 @@ def test_validation_inputs_that_the_extractor_refuses_are_left_out() -> None:
     extractor = featx.create_feature_extractor(Positive().eval(), ["linear"], example_inputs=torch.rand(64, 8))
     plan = featx.optimize(extractor, torch.rand(64, 8), progress=False, budget=0).plan
     assert plan is not None
-    assert plan.inputs == ("the example",)
+    assert plan.inputs == ("the example", OTHER_FORM)
 
 
 class Positions(nn.Module):

@@ -299,7 +299,7 @@ def test_number_that_is_set_on_a_module_opens_it(node: str) -> None:
 
 
 def test_module_that_is_opened_for_what_is_set_on_it_may_not_count() -> None:
-    with pytest.raises(TraceError, match="'child', which is kept whole .it runs other operations in a second call"):
+    with pytest.raises(TraceError, match=r"'child', which is kept whole .it runs other operations in a second call"):
         featx.create_feature_extractor(SetsRows(counts=True).eval(), ["relu"], example_inputs=torch.rand(4, 4))
 
 

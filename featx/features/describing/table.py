@@ -71,9 +71,7 @@ class NodeTable(Sequence[NodeInfo]):
     `names` gives what `create_feature_extractor` takes.
     """
 
-    def __init__(
-        self, rows: Iterable[NodeInfo], model: str, depth: int | None = None, note: str | None = None
-    ) -> None:
+    def __init__(self, rows: Iterable[NodeInfo], model: str, depth: int | None = None, note: str | None = None) -> None:
         self._rows = tuple(rows)
         self._model = model
         self._depth = depth
