@@ -41,6 +41,8 @@ from featx.features.extractor import Nodes
 from featx.features.modes import modes_kept
 
 _MOST_WORKERS = 8
+# Seconds that `timeout` may have.
+_LONGEST = 366 * 24 * 3600
 
 
 def extract(
@@ -182,8 +184,8 @@ def _has_tokens(rows: Rows, model: nn.Module) -> bool:
 def _check_numbers(format: Format | None, timeout: object, **numbers: int | None) -> None:
     if format not in (None, *get_args(Format)):
         raise ArgumentTypeError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
-        raise ArgumentTypeError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST:
+        raise ArgumentTypeError(f"timeout must be a number of seconds above 0, up to a year, got {timeout!r}")
     for name, number in numbers.items():
         least = 0 if name == "workers" else 1
         if number is not None and (type(number) is not int or number < least):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tarfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -81,6 +82,29 @@ def test_job_file_holds_what_json_changes(tmp_path: Path) -> None:
     recorded: dict[str, Any] = {"numbers": {2: (1.5, None), 10: "a"}}
     run(tmp_path, recorded=recorded)
     assert featx.open_features(tmp_path / "features").job.recorded["numbers"] == {"2": [1.5, None], "10": "a"}
+
+
+def test_broken_images_in_a_tar_give_the_same_bytes_each_time(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(tmp_path / "photos", arcname="")
+        broken = tarfile.TarInfo("broken.png")
+        broken.size = 8
+        tar.addfile(broken, BytesIO(b"no image"))
+    tables = []
+    for folder in ("one", "two"):
+        kept = [bytearray(number) for number in range(len(tables) * 1000)]  # other addresses
+        tables.append(
+            featx.extract(
+                make_net(), {"fc": "y"}, tmp_path / "photos.tar", tmp_path / folder, transform=pixels, workers=0,
+                progress=False, batch_size=4,
+            )
+        )  # fmt: skip
+        del kept
+    (failure,) = tables[0].errors
+    assert failure[1].endswith("cannot identify image file <_io.BytesIO object>")
+    first, second = (Path(table.paths[0]).read_bytes() for table in tables)
+    assert first == second
 
 
 def test_another_shape_than_was_written_is_found(tmp_path: Path) -> None:

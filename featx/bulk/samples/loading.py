@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import re
 import signal
 import threading
 import time
@@ -32,6 +33,8 @@ _READ_AHEAD = 2
 _MOST_LOST_IN_A_ROW = 3
 # Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
 _MOST_TENSORS = 16
+# Where an object lies in memory, as in `<_io.BytesIO object at 0x7f26b4652340>`: elsewhere in another run.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass
@@ -107,8 +110,9 @@ def _as_leaf(leaf: Any) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error as one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+    """Return an error as one line, which is the same in each run."""
+    text = _ADDRESS.sub("", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text}"[:500]
 
 
 class _Watched(Dataset[Any]):
