@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -73,6 +74,87 @@ def test_a_table_that_depends_on_its_length_fixes_it(make: Make) -> None:
 def test_a_table_of_values_is_refused(make: Make) -> None:
     with pytest.raises(featx.TraceError):
         featx.create_feature_extractor(Growing(make).eval(), ["out"], example_inputs=torch.randn(2, 5, 4))
+
+
+class Rotary(Growing):
+    """Makes its table in the dtype of what a layer has computed."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__(make)
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.first(x))
+
+
+BY_DTYPE: dict[str, Make] = {
+    "to a tensor": lambda length, x: ramp(length).cos().to(x),
+    "type_as": lambda length, x: ramp(length).cos().type_as(x),
+    "to a dtype": lambda length, x: ramp(length).cos().to(x.dtype),
+    "new_tensor": lambda length, x: x.new_ones(length, 1) * 0.3,
+}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("name", BY_DTYPE)
+def test_a_table_stays_in_the_dtype_of_the_first_call(name: str, adaptive: bool) -> None:
+    torch.manual_seed(0)
+    model = Rotary(BY_DTYPE[name]).eval()
+    eager, x = copy.deepcopy(model), torch.randn(2, 5, 4)
+    extractor = featx.create_feature_extractor(model, ["out"], example_inputs=x, adaptive=adaptive)
+    with torch.no_grad():
+        assert torch.equal(extractor(x)["out"], eager(x))
+        with torch.autocast("cpu", torch.bfloat16):
+            eager(x)
+            with pytest.raises(
+                featx.SpecializationError, match=r"keeps a table: torch.bfloat16|a table in torch.float32"
+            ):
+                extractor(x)
+        assert torch.equal(extractor(x[:, :3])["out"], eager(x[:, :3]))
+        model.bfloat16()
+        with pytest.raises(featx.SpecializationError, match=r"keeps a table: torch.bfloat16|a table in torch.float32"):
+            extractor(x.bfloat16())
+
+
+class OfMaps(nn.Module):
+    """Adds a table to the tokens of a map, which it makes anew for another number of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.out = nn.Conv2d(3, 4, 8, 8), nn.Linear(4, 4)
+        self.table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x)
+        height, width = x.shape[-2:]
+        x = x.flatten(2).transpose(1, 2)
+        if self.table is None or self.table.shape[0] != height * width:
+            down, across = torch.linspace(0, 1, height), torch.linspace(0, 1, width)
+            places = torch.stack(torch.meshgrid(down, across, indexing="ij"), -1)
+            self.table = places.flatten(0, 1).repeat(1, 2).to(x)
+        return self.out(x + self.table)
+
+
+def test_a_table_that_is_found_by_the_number_of_tokens_fixes_height_and_width() -> None:
+    extractor = featx.create_feature_extractor(OfMaps().eval(), ["out"], example_inputs=torch.rand(2, 3, 32, 64))
+    assert extractor(torch.rand(3, 3, 32, 64))["out"].shape == (3, 32, 4)
+    with pytest.raises(featx.SpecializationError, match="would use it at another length"):
+        extractor(torch.rand(2, 3, 64, 32))
+
+
+def test_a_table_of_a_rounded_length_fixes_it() -> None:
+    def make(length: int, x: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(0, 1, -(-length // 8) * 8)[:, None].to(x)
+
+    class Rounded(Growing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None or self.table.shape[0] < x.shape[1]:
+                self.table = self.make(x.shape[1], x)
+            return self.out(x + self.table[: x.shape[1]])
+
+    extractor = featx.create_feature_extractor(Rounded(make).eval(), ["out"], example_inputs=torch.rand(2, 6, 4))
+    with pytest.raises(featx.SpecializationError, match="would use it at another length"):
+        extractor(torch.rand(2, 12, 4))
 
 
 def test_of_what_the_values_are_used() -> None:

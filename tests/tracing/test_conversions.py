@@ -32,6 +32,27 @@ def forward_of(*lines: str, extra: str = "") -> nn.Module:
     return vars(namespace)["Model"]()
 
 
+@pytest.mark.parametrize(
+    ("extra", "is_free"),
+    [
+        ("from math import *", True),
+        ("from typing import *", True),
+        ("from builtins import *", False),
+        ("from numpy.compat import *", False),
+    ],
+)
+def test_names_that_are_imported_with_a_star(extra: str, is_free: bool) -> None:
+    guarded = f"try:\n    {extra}\nexcept ImportError:\n    pass"
+    model, length = forward_of("return x[:, : int(x.shape[1] * 0.5)]", extra=guarded), 12
+    extractor = featx.create_feature_extractor(model.eval(), ["output"], example_inputs=torch.rand(2, 8))
+    x = torch.rand(2, length)
+    if is_free:
+        assert torch.equal(extractor(x)["output"], model(x))
+    else:
+        with pytest.raises(featx.SpecializationError):
+            extractor(x)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",

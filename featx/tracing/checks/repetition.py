@@ -19,7 +19,12 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.example.tracer import ATTEMPTS, ExampleTracer
-from featx.tracing.freedom.filled_caches import differ_only_by_caches, first_new_value, keeps_drawn_numbers
+from featx.tracing.freedom.filled_caches import (
+    differ_only_by_caches,
+    first_new_value,
+    keeps_drawn_numbers,
+    used_of_first,
+)
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
     GAVE_UP,
@@ -208,6 +213,7 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
             )
         _check_fixed_point(request.tracer, second, states)
         checked.has_filled_caches = True
+        checked.cached = frozenset(node.name for node in used_of_first(trace.graph, second.graph, trace.origins()))
     finally:
         second.drop_replica()
 

@@ -87,6 +87,7 @@ class ExampleTrace:
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
         needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
         has_filled_caches: whether a second call was seen to use what this one has computed from sizes and constants.
+        cached: the names of the nodes whose values the second call has used.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class ExampleTrace:
         self.early_stop_reason: str | None = None
         self.needed: int | None = None
         self.has_filled_caches = False
+        self.cached: frozenset[str] = frozenset()
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
         self._restorers: list[Callable[[], None]] = []

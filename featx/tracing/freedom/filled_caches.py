@@ -93,6 +93,15 @@ def keeps_drawn_numbers(
     `root` has the modules that the graphs call. Where no shape follows from values, which `first` shows unless it
     `is_real`, `torch.arange(n, device=x.device)` uses nothing of x that is drawn. O(nodes + edges).
     """
+    used = used_of_first(first, second, origins)
+    effects = Effects(first, root)
+    may_draw_forms = is_real or any(node.meta.get("has_dynamic_shape") for node in first.nodes)
+    sources = with_ancestors(used) if may_draw_forms else with_ancestors(used, sources_of_values)
+    return any(effects.of(node).is_random for node in sources)
+
+
+def used_of_first(first: Graph, second: Graph, origins: _Origins) -> set[Node]:
+    """Return the nodes of the first call whose values stand in the graph of the second one. O(nodes)."""
     used: set[Node] = set()
     for node in second.nodes:
         for leaf in tree_leaves((node.args, node.kwargs)):
@@ -100,10 +109,7 @@ def keeps_drawn_numbers(
                 used.add(node_behind(origins[id(leaf)]))
             elif isinstance(leaf, Node) and leaf.graph is first:
                 used.add(leaf)
-    effects = Effects(first, root)
-    may_draw_forms = is_real or any(node.meta.get("has_dynamic_shape") for node in first.nodes)
-    sources = with_ancestors(used) if may_draw_forms else with_ancestors(used, sources_of_values)
-    return any(effects.of(node).is_random for node in sources)
+    return used
 
 
 class _Values:

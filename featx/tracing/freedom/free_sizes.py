@@ -33,7 +33,7 @@ from featx.tracing.freedom.outcomes import (
     Outcome,
 )
 from featx.tracing.freedom.resizing import Dim, can_be_resized
-from featx.tracing.freedom.stale_caches import stale_dims
+from featx.tracing.freedom.stale_caches import pin_dtypes_of_caches, stale_dims
 from featx.tracing.freedom.variation import Variation, measures_of
 from featx.tracing.guards.guards import check_decision, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
@@ -54,6 +54,7 @@ def free_dims(
     measured = measures_of(trace.graph)
     if is_known:
         known = {dim: other_mode.dims[dim] for dim in known}
+        trace.cached = other_mode.cached
     elif trace.numbers.sizes_were_read or trace.is_real:
         variation = Variation(request, trace, set(_compared(trace, inputs)), before=before)
         varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
@@ -71,6 +72,7 @@ def free_dims(
     pin_data_dependent_numbers(request, trace)
     needless = needless_gradient_checks(request, trace)
     follow_dtypes(request, trace)
+    pin_dtypes_of_caches(trace)
     for check in needless:
         (question,) = check.all_input_nodes
         trace.graph.erase_node(check)

@@ -28,6 +28,7 @@ class OtherMode:
         depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be observed.
         reads: observes whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+        cached: the names of its nodes whose values a second call has used.
         needed: how many of its nodes matter for what is wanted; None is all.
         places: at which places in it the wanted nodes are.
         on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
@@ -41,6 +42,7 @@ class OtherMode:
     reads: ModeReads | None = None
     depends_on_autocast: bool = False
     graph: Graph | None = None
+    cached: frozenset[str] = frozenset()
     needed: int | None = None
     places: list[int] | None = None
     on_earlier_inputs: FreeDims | None = None
@@ -91,7 +93,7 @@ class OtherMode:
         """Keep what was found out, and the graph where nothing has asked for a mode so far."""
         self.dims.update(dims)
         self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
-        self.needed, self.places = trace.needed, places_of_requested(trace)
+        self.needed, self.places, self.cached = trace.needed, places_of_requested(trace), trace.cached
 
 
 def count_needed_by_further_runs(trace: ExampleTrace) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,8 +65,22 @@ def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
 def _is_redefinition(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return node.id in CONVERSIONS and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+        return _may_give_a_conversion(node)
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return any((alias.asname or alias.name) in (*CONVERSIONS, "*") for alias in node.names)
+        return any((alias.asname or alias.name) in CONVERSIONS for alias in node.names)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return node.name in CONVERSIONS
     return isinstance(node, ast.arg) and node.arg in CONVERSIONS
+
+
+def _may_give_a_conversion(node: ast.ImportFrom) -> bool:
+    """Say whether `from module import *` may give a name such as `int` another meaning: `from math import *` does not.
+
+    A module that the file has imported is among those of Python, but for one that is named relative to the file.
+    """
+    module = None if node.level else sys.modules.get(node.module or "")
+    if module is None:
+        return True
+    names = getattr(module, "__all__", None)
+    return any(name in CONVERSIONS for name in (vars(module) if names is None else names))
