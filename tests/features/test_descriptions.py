@@ -34,17 +34,12 @@ def test_what_comes_behind_an_edit_is_described(edit: Any, resnet: nn.Module) ->
 
 
 def test_maps_of_as_many_channels_as_places_have_channels() -> None:
-    class OfOneSize(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Conv2d(3, 16, 3, 4, 1), nn.Conv2d(16, 8, 3, 2, 1)
-            self.act = nn.Hardswish()
-            self.head = nn.Linear(8 * 8 * 8, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.act(self.two(self.act(self.one(x)))).flatten(1))
-
-    assert None not in featx.create_backbone(OfOneSize().eval(), strides=(4, 8), example_inputs=X).channels
+    transformers: Any = pytest.importorskip("transformers")
+    config = transformers.LevitConfig(
+        image_size=64, hidden_sizes=[16, 24, 32], num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[8, 8, 8]
+    )
+    backbone = featx.create_backbone(transformers.LevitModel(config).eval())
+    assert backbone.channels == [2, 4, 8, 16, 24]
 
 
 def test_heads_of_attention_are_no_map() -> None:
