@@ -116,7 +116,7 @@ def _applied(extractor: Extractor, example: Example, plan: Plan, tolerance: floa
 
 def _check_arguments(tolerance: object, budget: object, checks: object, plan: object) -> None:
     for name, value in (("tolerance", tolerance), ("budget", budget)):
-        is_number = isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0
+        is_number = not isinstance(value, bool) and isinstance(value, Real) and float(value) >= 0
         if not is_number and not (name == "tolerance" and value is None):
             raise ArgumentTypeError(f"{name} must be a number of at least 0, got {value!r}")
     if checks is not None and not isinstance(checks, Mapping):
