@@ -63,7 +63,7 @@ def other_forms(example: Example, rows: int) -> list[Example]:
         if leaf.dim() != 4 or not leaf.is_floating_point():
             return leaf
         sizes = [side + max(_STEP, side // 2 // _STEP * _STEP) for side in leaf.shape[2:]]
-        return torch.nn.functional.interpolate(leaf, size=sizes, mode="bilinear")
+        return torch.nn.functional.interpolate(leaf.float(), size=sizes, mode="bilinear").to(leaf.dtype)
 
     has_images = any(leaf.dim() == 4 for leaf in tensors_in((example.args, example.kwargs)))
     return [_mapped(example, function) for function in ((larger, of_other_rows) if has_images else (of_other_rows,))]

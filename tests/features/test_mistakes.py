@@ -26,7 +26,15 @@ ROW = torch.rand(2, 4)
         ),
         (
             lambda: featx.create_feature_extractor(MODEL, [featx.Feature("a", pool="avg")]),
-            r"say of what it is: \{'layer4': Feature",
+            r"got a Feature; say of what it is: \{'layer4': Feature",
+        ),
+        (
+            lambda: featx.create_feature_extractor(MODEL, [featx.Feature("0", pool="avg")]),
+            r"got a Feature; say of what it is: \{'0': Feature",
+        ),
+        (
+            lambda: featx.create_feature_extractor(MODEL, [X]),
+            r"classes of modules, got a Tensor of shape \(1, 3, 8, 8\)",
         ),
         (
             lambda: featx.create_feature_extractor(MODEL, ["0"], example_inputs={"image": X}),

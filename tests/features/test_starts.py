@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "empty": ([], featx.RequestError, "inputs is empty"),
     "pattern": (["layer?"], featx.RequestError, "inputs may not have patterns"),
     "number": ([3], featx.ArgumentTypeError, "inputs may have names"),
-    "one name": ({"layer1": "a b", "layer2": "a_b"}, featx.RequestError, "get one name of a parameter"),
+    "no name": ({"layer1": "a b", "layer2": "a_b"}, featx.RequestError, "is no name that Python takes"),
 }
 
 
@@ -274,6 +274,21 @@ def test_a_keyword_is_no_name_of_a_parameter() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval()
     with pytest.raises(featx.RequestError, match="'class', the name of the parameter for '0', is a keyword of Python"):
         featx.create_feature_extractor(model, ["1"], inputs={"0": "class"}, example_inputs=torch.rand(2, 3))
+
+
+def test_paths_that_give_one_name_need_others() -> None:
+    inner = nn.Sequential(nn.Linear(3, 3))
+    model = nn.Sequential()
+    model.add_module("a", inner)
+    model.add_module("a_0", nn.Linear(3, 2))
+    with pytest.raises(featx.RequestError, match="get one name of a parameter; give a dict with others"):
+        featx.create_feature_extractor(model.eval(), ["output"], inputs=["a.0", "a_0"], example_inputs=torch.rand(2, 3))
+
+
+def test_a_text_that_python_takes_for_no_name_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval()
+    with pytest.raises(featx.RequestError, match=r"'my input', the name of .* is no name .*, such as 'my_input'"):
+        featx.create_feature_extractor(model, ["1"], inputs={"0": "my input"}, example_inputs=torch.rand(2, 3))
 
 
 def test_the_inputs_from_which_a_missing_value_follows_are_named_too() -> None:

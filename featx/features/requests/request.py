@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, NodeNameError, RequestError
@@ -187,7 +188,11 @@ class _Parts:
                 raise NodeNameError(f"{self._argument} asks for {wish.__name__}, and the model has no such module")
             self._add_all(f"class {wish.__name__}", {path: (path,) for path in found}, key)
         else:
-            hint = f"; say of what it is: {{'layer4': {_short(wish)}}}" if isinstance(wish, Feature) else ""
+            hint = (
+                f"; say of what it is: {{'{wish.key if wish.key in paths else 'layer4'}': Feature(...)}}"
+                if isinstance(wish, Feature)
+                else ""
+            )
             name = getattr(wish, "name", None)
             if isinstance(name, str):  # a row of `featx.nodes`
                 hint = f"; give its name: {name!r}"
@@ -292,7 +297,9 @@ def _features(key: _Key) -> list[Feature]:
 
 
 def _short(wish: object) -> str:
-    return f"a {type(wish).__name__}" if isinstance(wish, nn.Module) else f"{wish!r:.200}"
+    if isinstance(wish, torch.Tensor):
+        return f"a {type(wish).__name__} of shape {tuple(wish.shape)}"
+    return f"a {type(wish).__name__}" if isinstance(wish, (nn.Module, Feature)) else f"{wish!r:.200}"
 
 
 def _filled(key: str, groups: tuple[str, ...]) -> str:

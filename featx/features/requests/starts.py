@@ -44,7 +44,7 @@ class Starts:
 
     Raises:
         ArgumentTypeError: `inputs` is neither a list nor a dict, or has something else than names.
-        RequestError: it is empty, has a pattern, or two inputs have one name.
+        RequestError: it is empty, has a pattern, two inputs have one name, or a name is none that Python takes.
     """
 
     def __init__(self, inputs: Any, model: nn.Module) -> None:
@@ -53,6 +53,11 @@ class Starts:
             raise RequestError("inputs may not have patterns or classes; name each value that is given")
         self._parameters = {name: identifier_of(key) for name, key in request.items()}
         for name, parameter in self._parameters.items():
+            if isinstance(inputs, Mapping) and request[name] not in (name, parameter):
+                raise RequestError(
+                    f"'{request[name]}', the name of the parameter for '{name}', is no name that Python takes; give "
+                    f"another one, such as '{parameter}'"
+                )
             if not is_plain(parameter):
                 raise RequestError(f"'{parameter}', the name of the parameter for '{name}', is a keyword of Python")
         if len(set(self._parameters.values())) < len(self._parameters):
