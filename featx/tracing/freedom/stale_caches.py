@@ -1,9 +1,9 @@
 """Find dimensions of which a later call must not have another length, because the first call has cached its own.
 
 `if self.table is None: self.table = build(n)` computes for the length of the first call alone. A graph computes the
-table in each call. So a call at another length follows one at the length of the example, on one replica, and must use
-what a first call at that length uses. What is made of sizes and constants is compared by its values: a model may take
-the first part of a longer table.
+table in each call. So calls at other lengths follow one at the length of the example, on one replica, and must use what
+a first call at that length uses. What is made of sizes and constants is compared by its values: a model may take the
+first part of a longer table. In which dtype a table was made is checked when the graph runs.
 """
 
 from __future__ import annotations
