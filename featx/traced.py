@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError
+from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError, TraceError
 from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
@@ -53,15 +53,32 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any 
     each.
 
     Raises:
-        TraceError: something cannot be followed; the message says where and what to do.
+        TraceError: something cannot be followed, or the model fails on inputs that were not given; the message says
+            where and what to do.
         ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
     """
-    args, kwargs = _inputs(root, args, kwargs, example_inputs)
+    args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
+    return _trace(root, args, kwargs, guessed_from, example_inputs)
+
+
+def _trace(
+    root: nn.Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    guessed_from: str | None,
+    example_inputs: Any,
+) -> GraphModule:
     try:
         found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
     except FeatxError:
         raise
     except Exception as error:  # the model's own
+        if guessed_from is not None:
+            reason = " ".join(str(error).split())
+            raise TraceError(
+                f"cannot trace {type(root).__name__} on inputs guessed from {guessed_from}: {type(error).__name__}: "
+                f"{reason}. Give inputs that the model takes."
+            ) from error
         if example_inputs is None and not kwargs and len(args) == 1 and isinstance(args[0], (tuple, list, dict)):
             kind = type(args[0]).__name__
             error.add_note(f"The {kind} was the only input; inputs in a {kind} are given by example_inputs=...")
@@ -132,8 +149,8 @@ def as_graph_module(
         args, kwargs = inputs_of(args, kwargs, example_inputs)
         made_with = getattr(root, "meta", {}).get("example") if may_be_meta and not args and not kwargs else None
         return (root, args, kwargs) if made_with is None else (root, made_with.args, made_with.kwargs)
-    args, kwargs = _inputs(root, args, kwargs, example_inputs)
-    return trace(root, *args, **kwargs), args, kwargs
+    args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
+    return _trace(root, args, kwargs, guessed_from, example_inputs), args, kwargs
 
 
 def on_graph_that_holds(
@@ -161,8 +178,8 @@ def on_graph_that_holds(
 
 def _inputs(
     root: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs of a call; without any, for a model that takes some, those of an example.
+) -> tuple[tuple[Any, ...], dict[str, Any], str | None]:
+    """Return the inputs of a call; without any, for a model that takes some, those of an example, and its source.
 
     A dict whose keys are inputs of the model has them by name, as in `example_inputs`, where the first input is
     declared to be a tensor: otherwise the dict may be that input.
@@ -177,14 +194,14 @@ def _inputs(
         args, example_inputs = (), args[0]
     args, kwargs = inputs_of(args, kwargs, example_inputs)
     if args or kwargs or not isinstance(root, nn.Module) or not _needs_inputs(root):
-        return args, kwargs
+        return args, kwargs, None
     example = find_example(root, root.training)
     if example is None:
         raise ArgumentTypeError(
             f"{type(root).__name__} does not declare its inputs; give them as in a call of the model: "
             f"forward{inspect.signature(root.forward)}"
         )
-    return example.args, example.kwargs
+    return example.args, example.kwargs, example.source
 
 
 def _needs_inputs(root: nn.Module) -> bool:

@@ -170,14 +170,18 @@ class Drawing:
         """Write the picture to a file; its ending says as what: `.html`, `.svg` or `.dot`.
 
         Raises:
-            DrawingError: another ending, or as for `svg`.
+            DrawingError: another ending, the file cannot be written, or as for `svg`.
         """
         file = Path(path)
         writers = {".html": self.html, ".svg": self.svg, ".dot": lambda: self.dot}
         write = writers.get(file.suffix.lower())
         if write is None:
             raise DrawingError(f"'{file}' ends in '{file.suffix}'; save a drawing as {', '.join(writers)}")
-        file.write_text(write(), encoding="utf-8")
+        text = write()
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise DrawingError(f"'{file}' cannot be written: {error.strerror}") from error
 
     def _repr_html_(self) -> str:
         # In a frame, so that the page and the notebook keep to their own styles and keys.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,20 @@ def test_inputs_that_cannot_be_guessed_are_the_reason() -> None:
     assert re.search(reason, str(table.filter("one")[:1]))
     assert featx.nodes(model, X).note is None
     assert featx.create_backbone(model, example_inputs=X).strides == [4, 8]
+
+
+@pytest.mark.parametrize("look", [featx.trace, featx.cost, featx.draw, featx.profile])
+def test_whoever_looks_into_a_model_says_that_inputs_were_guessed(look: Any) -> None:
+    model = FoldedByHand().eval()
+    with pytest.raises(featx.TraceError, match=r"FoldedByHand on inputs guessed from the first Conv2d: RuntimeError"):
+        look(model)
+    with pytest.raises(RuntimeError, match="expected input"):  # of the model, for inputs that were given
+        look(model, torch.rand(1, 4, 64, 64))
+
+
+def test_a_picture_that_cannot_be_written(resnet: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(featx.FeatxError, match=r"none/x.html' cannot be written: No such file or directory"):
+        featx.draw(resnet, X).save(tmp_path / "none" / "x.html")
 
 
 def test_a_table_of_a_model_of_unknown_inputs_says_so() -> None:
