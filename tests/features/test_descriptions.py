@@ -54,6 +54,14 @@ def test_heads_of_attention_are_no_map() -> None:
         featx.create_feature_extractor(vit, {"blocks.0.attn.q_norm": Feature("q", pool="avg")})
 
 
+def test_a_module_that_fused_attention_does_without() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, embed_dim=48, num_heads=3).eval()
+    words = r"attention is fused there, and does without that module; ask for 'blocks\.1\.attn\.probabilities'"
+    with pytest.raises(featx.NodeNameError, match=words):
+        featx.create_feature_extractor(vit, ["blocks.1.attn.attn_drop"])
+    assert featx.create_feature_extractor(vit, ["blocks.1.attn.probabilities"]) is not None
+
+
 @pytest.mark.parametrize("until", [nn.ReLU(), 2.5, ["layer1"], True])
 def test_freeze_until_what_is_no_place(until: Any, resnet: nn.Module) -> None:
     backbone = featx.create_backbone(resnet, example_inputs=X)

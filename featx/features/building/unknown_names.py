@@ -11,6 +11,8 @@ from torch.jit import ScriptModule
 from featx.errors import DrawnAwayError, NodeNameError
 from featx.examples import Example
 from featx.features.building.model_inputs import ModelInputs
+from featx.features.requests.attention import with_probabilities
+from featx.features.requests.request import PROBABILITIES
 from featx.ir.paths import parents_of
 
 
@@ -56,6 +58,11 @@ def explain(
         f"the module of this name does not run on {inputs.describe(example)}. Give example_inputs with which it runs; "
         "if it runs in one mode only, give train_return_nodes and eval_return_nodes."
     )
+    around = [f"{each}.{PROBABILITIES}" for each in parents_of(error.name)]
+    names = set(with_probabilities(all_names(), modules))
+    fused = next((name for name in around if name in names), None)
+    if fused is not None:
+        reason = f"attention is fused there, and does without that module; ask for '{fused}'"
     compiled = [each for each in parents_of(error.name) if isinstance(modules.get(each), ScriptModule)]
     if compiled:
         reason = (
