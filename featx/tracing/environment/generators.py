@@ -18,7 +18,8 @@ from featx.tracing.signals import ThreadInterference
 from featx.tree import tensors_in
 
 # The methods of a torch.Generator that put it into another state than the next one.
-_SETTERS = {"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"}
+_SEEDING = {"manual_seed", "seed"}
+_SETTERS = {*_SEEDING, "set_state", "graphsafe_set_state", "set_offset"}
 
 
 class TraceGenerators:
@@ -84,12 +85,14 @@ class TorchGenerator:
         self._seed = torch.initial_seed()
         # Whether `on_call` gets all calls of this thread, and then whether one has set the generator since `note`.
         self.has_profile_hook = False
-        self._is_set = False
+        self._is_set = self._is_seeded = False
 
     def on_call(self, frame: FrameType, event: str, called: Any) -> None:
         """Take note of a call with which this thread sets the generator; then other threads may seed it too."""
         if event == "c_call" and called.__name__ in _SETTERS and frame.f_globals is not globals():
-            self._is_set = self._is_set or called.__self__ is torch.default_generator
+            is_default = called.__self__ is torch.default_generator
+            self._is_set = self._is_set or is_default
+            self._is_seeded = self._is_seeded or (is_default and called.__name__ in _SEEDING)
 
     def forget(self) -> None:
         """Free the states, 5 KB each, of a trace that is over."""
@@ -97,15 +100,19 @@ class TorchGenerator:
 
     def note(self) -> None:
         """Take the present state as what the next draw should find."""
-        self._is_set = False
+        self._is_set = self._is_seeded = False
         self._expected = torch.get_rng_state()
 
     def was_set(self) -> bool:
         """Say whether this thread has put the generator into another state than the one that `note` found.
 
+        Seeding counts, whatever the state was, where the hook has seen it.
+
         Raises:
             ThreadInterference: it was seeded, and another thread may have done that.
         """
+        if self._is_seeded:  # perhaps as a run before has, whose state could not be put back
+            return True
         now = torch.get_rng_state()
         if torch.equal(now, self._expected):
             return False

@@ -1,0 +1,37 @@
+"""Seeding torch's generator is noticed although it is in that state already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from featx.tracing.environment.generators import TorchGenerator
+
+
+@pytest.mark.parametrize(
+    ("change", "is_set"),
+    [
+        (lambda: torch.manual_seed(3), True),
+        (lambda: torch.default_generator.manual_seed(3), True),
+        (lambda: torch.set_rng_state(torch.get_rng_state()), False),
+        (lambda: torch.Generator().manual_seed(3), False),
+        (lambda: torch.initial_seed(), False),
+    ],
+)
+def test_seed_that_is_there_already_counts_where_calls_are_seen(change: Callable[[], object], is_set: bool) -> None:
+    torch.manual_seed(3)
+    generator = TorchGenerator()
+    generator.has_profile_hook = True
+    generator.note()
+    profile = sys.getprofile()
+    sys.setprofile(generator.on_call)
+    try:
+        change()
+    finally:
+        sys.setprofile(profile)
+    assert generator.was_set() is is_set
+    generator.note()
+    assert not generator.was_set()
