@@ -330,15 +330,17 @@ class Search:
 
     def _call(self, module: nn.Module, inputs: Example) -> dict[str, Any]:
         leaves = [leaf for leaf in tensors_in((inputs.args, inputs.kwargs)) if not leaf.is_inference()]
-        given = [self._given.setdefault(id(leaf), (leaf, leaf.clone()))[1] for leaf in leaves]
+        for leaf in leaves:
+            if id(leaf) not in self._given:  # else it is copied in each call, which are timed
+                self._given[id(leaf)] = leaf, leaf.clone()
         versions = [leaf._version for leaf in leaves]
         with torch.no_grad():
             try:
                 return named(module(*inputs.args, **inputs.kwargs))
             finally:
-                for leaf, value, version in zip(leaves, given, versions, strict=True):
+                for leaf, version in zip(leaves, versions, strict=True):
                     if leaf._version != version:
-                        leaf.copy_(value)
+                        leaf.copy_(self._given[id(leaf)][1])
 
     def _check_repeats(self) -> float:
         """Return the seconds of a call; raise where it gives another value than the first one."""

@@ -59,8 +59,8 @@ def with_weights(layer: _Layer, weight: nn.Parameter, bias: nn.Parameter | None)
     """Return a copy of a convolution or a linear layer that has other weights."""
     # The memo says what the copy has in place of the weights, so that these are not copied.
     # Where there is no bias, None is not for the memo: a layer may hold it elsewhere.
-    pairs = zip((layer._parameters["weight"], layer._parameters["bias"]), (weight, bias), strict=True)
-    replaced = {id(own): new for own, new in pairs if own is not None}
+    own = layer._parameters
+    replaced = {id(own[name]): new for name, new in (("weight", weight), ("bias", bias)) if own[name] is not None}
     twin = copy.deepcopy(layer, replaced)
     twin.register_parameter("weight", weight)
     twin.register_parameter("bias", bias)

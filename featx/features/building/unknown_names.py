@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 from torch.jit import ScriptModule
@@ -58,18 +58,21 @@ def explain(
         f"the module of this name does not run on {inputs.describe(example)}. Give example_inputs with which it runs; "
         "if it runs in one mode only, give train_return_nodes and eval_return_nodes."
     )
-    around = [f"{each}.{PROBABILITIES}" for each in parents_of(error.name)]
-    names = set(with_probabilities(all_names(), modules))
-    fused = next((name for name in around if name in names), None)
-    if fused is not None:
-        reason = f"attention is fused there, and does without that module; ask for '{fused}'"
     compiled = [each for each in parents_of(error.name) if isinstance(modules.get(each), ScriptModule)]
     if compiled:
         reason = (
             f"it lies inside of '{compiled[0]}', a module that torch.jit has compiled, which no trace looks into. "
             f"Request '{compiled[0]}'"
         )
+    elif (fused := _fused_around(error.name, with_probabilities(all_names(), modules))) is not None:
+        reason = f"attention is fused there, and does without that module; ask for '{fused}'"
     return NodeNameError(f"{unknown}: {reason}", error.name)
+
+
+def _fused_around(path: str, names: Iterable[str]) -> str | None:
+    """Return the name of the probabilities of a fused attention in which a module lies; None if there is none."""
+    around = [f"{each}.{PROBABILITIES}" for each in parents_of(path)]
+    return next((name for name in names if name in around), None)
 
 
 def _first_path_of(name: str | None, modules: Mapping[str, nn.Module]) -> str | None:

@@ -17,7 +17,7 @@ from featx.tracing.environment.other_threads import OtherThreads
 from featx.tracing.signals import ThreadInterference
 from featx.tree import tensors_in
 
-# The methods of a torch.Generator that put it into another state than the next one.
+# The methods of a torch.Generator that seed it, and all that put it into another state than the next one.
 _SEEDING = {"manual_seed", "seed"}
 _SETTERS = {*_SEEDING, "set_state", "graphsafe_set_state", "set_offset"}
 

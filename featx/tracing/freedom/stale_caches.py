@@ -83,7 +83,7 @@ def _are_fresh(variation: Variation, groups: list[Group], sizes: list[OtherSize 
         fresh = {size: trace for size in dict.fromkeys(sizes) if (trace := _first_call(variation, groups, size))}
         traces += fresh.values()
         with torch.no_grad():
-            return _do_the_same(variation, groups, [(size, fresh[size]) for size in sizes if size in fresh], traces)
+            return _do_the_same(variation, groups, [size for size in sizes if size in fresh], fresh, traces)
     except GAVE_UP:
         return False
     finally:
@@ -104,35 +104,29 @@ def _first_call(variation: Variation, groups: list[Group], size: OtherSize | Non
 def _do_the_same(
     variation: Variation,
     groups: list[Group],
-    later: list[tuple[OtherSize | None, ExampleTrace]],
+    sizes: list[OtherSize | None],
+    fresh: dict[OtherSize | None, ExampleTrace],
     traces: list[ExampleTrace],
 ) -> bool:
     """Compare later calls, on one replica, with first calls at their sizes; all traces are added to `traces`."""
     calls: dict[Any, int] = {}
+    expected = {size: ConstantValues(trace, calls, {}).steps for size, trace in fresh.items()}
+    # The values of the tensors without values that calls have kept, by their ids.
     kept: dict[int, torch.Tensor] = {}
     before = variation.run_at([], None)
     traces.append(before)
-    for size, fresh in later:
-        kept.update(_values_kept_by(before, calls, kept))
+    known = ConstantValues(before, calls, kept)
+    for size in sizes:
+        values = ((key, known.of(origin)) for key, origin in before.origins().items())
+        kept.update({key: value for key, value in values if isinstance(value, torch.Tensor)})
         before = variation.run_at(groups, size, before=before)
         traces.append(before)
         if before.numbers.uses_earlier:  # what it does may depend on a length that was not tried
             return False
-        if ConstantValues(before, calls, kept).steps != ConstantValues(fresh, calls, {}).steps:
+        known = ConstantValues(before, calls, kept)
+        if known.steps != expected[size]:
             return False
     return True
-
-
-def _values_kept_by(
-    trace: ExampleTrace, calls: dict[Any, int], earlier: dict[int, torch.Tensor]
-) -> dict[int, torch.Tensor]:
-    """Return the values of the tensors without values that a call has kept, by their ids.
-
-    `earlier` has those of the calls before.
-    """
-    known = ConstantValues(trace, calls, earlier)
-    values = {key: known.of(origin) for key, origin in trace.origins().items()}
-    return {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def pin_dtypes_of_caches(trace: ExampleTrace) -> None:
