@@ -90,6 +90,7 @@ def test_inputs_that_cannot_be_guessed_are_the_reason() -> None:
     assert table.note is not None
     assert str(table).endswith(table.note)
     assert "Shapes are not known" in table._repr_html_()
+    assert table.__rich__().caption == table.note
     assert re.search(reason, str(table.filter("one")[:1]))
     assert featx.nodes(model, X).note is None
     assert featx.create_backbone(model, example_inputs=X).strides == [4, 8]

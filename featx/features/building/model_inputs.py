@@ -25,7 +25,7 @@ class ModelInputs:
         given: those that the caller gives; None where there are none.
         guessed: those that were guessed last, from what the model declares or from its first layer.
         fixed: inputs with one value in every call, by name, as the caller gives them in `concrete_args`.
-        missing: why the last trace was symbolic, so that no values have shapes; None if it was not.
+        missing: why a trace had to do without inputs, so that its values have no shapes; None if none had.
     """
 
     def __init__(self, model: nn.Module, example_inputs: Any, concrete_args: dict[str, Any] | None) -> None:
@@ -108,11 +108,8 @@ class ModelInputs:
         takes = inspect.signature(child.forward).parameters.keys()
         return next(iter(children)) if example.kwargs.keys() <= takes else None
 
-    def note_missing(self, example: Example | None, error: Exception | None = None) -> None:
-        """Take note why a model is traced without inputs: these are none, or guessed ones with which it fails."""
-        if example is None or error is None:
-            self.missing = "no inputs for it are known"
-            return
+    def note_failure(self, example: Example, error: Exception) -> None:
+        """Take note that the model is traced without inputs, as it fails on guessed ones."""
         reason = " ".join(str(error).split())
         self.missing = f"it fails on inputs guessed from {example.source} ({type(error).__name__}: {reason:.200})"
 

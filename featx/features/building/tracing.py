@@ -265,7 +265,7 @@ class ModelTracing:
         example = self.example()
         if example is None:
             graph = self._trace_without_inputs(request)
-            self.inputs.note_missing(None)
+            self.inputs.missing = "no inputs for it are known"
             return graph
         self.ended_early = False
         try:
@@ -291,7 +291,7 @@ class ModelTracing:
                 return self.follow_or_trace_symbolically(follow, request)
             try:
                 graph = self._trace_symbolically(request)
-                self.inputs.note_missing(example, error)
+                self.inputs.note_failure(example, error)
                 return graph
             except NodeNameError:
                 raise

@@ -196,7 +196,7 @@ class NodeTable(Sequence[NodeInfo]):
         return html_of(self._rows, self._model, self._note)
 
     def __rich__(self) -> Any:
-        return rich_table_of(self._rows, self._model, self._depth)
+        return rich_table_of(self._rows, self._model, self._depth, self._note)
 
 
 def _known_kinds(kind: Kind | Collection[Kind]) -> set[str]:

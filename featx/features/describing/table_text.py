@@ -42,11 +42,11 @@ def _hint(rows: Sequence[NodeInfo]) -> str:
     return f".to_text(depth=...) and .to_text(everything=True) show them{by_name}"
 
 
-def rich_table_of(rows: Sequence[NodeInfo], model: str, depth: int | None) -> Any:
+def rich_table_of(rows: Sequence[NodeInfo], model: str, depth: int | None, note: str | None = None) -> Any:
     """Return the rows of modules down to a depth as a table of rich, which has to be installed."""
     from rich.table import Table
 
-    table = Table(title=model, title_justify="left")
+    table = Table(title=model, title_justify="left", caption=note, caption_justify="left")
     for place, heading in enumerate((*_HEADINGS, "mode")):
         table.add_column(heading, justify="left" if place < 4 else "right", no_wrap=place == 0)
     for row in _shown(rows, depth):
