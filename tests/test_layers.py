@@ -16,8 +16,8 @@ ROOT = Path(featx.__file__).parent
 # A file imports only from layers before its own, and from its own package; packages that share a layer do not import
 # each other, except the files at the bottom.
 LAYERS = [
-    {"containers", "errors", "examples", "libraries", "plotting", "rebuilding", "tree"}, {"ir"}, {"codegen", "tracing"},
-    {"shared_attributes"}, {"module"}, {"traced"},
+    {"checksums", "containers", "errors", "examples", "libraries", "plotting", "rebuilding", "tree"},
+    {"ir"}, {"codegen", "tracing"}, {"shared_attributes"}, {"module"}, {"traced"},
     {"interpret", "rewrite"}, {"passes"}, {"interop"}, {"features"}, {"drawing"}, {"optimization"}, {"bulk"},
     {"cli"}, {"__main__"}, {"migration"}, {"fx"},
 ]  # fmt: skip

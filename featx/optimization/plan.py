@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -13,12 +12,13 @@ from typing import Any
 
 from torch import nn
 
+from featx.checksums import with_checksum, without_checksum
 from featx.errors import OptimizationError
 from featx.optimization.hardware import digest_of, hardware_of
 from featx.optimization.recipe import Recipe
 from featx.plotting import new_figure
 
-_VERSION, _CHECKSUM = 1, "checksum"
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ class Plan:
             "chosen": _trial_to_json(self.chosen),
             "trials": [_trial_to_json(trial) for trial in self.trials],
         }
-        content = json.loads(json.dumps(content))  # as it will be read
-        return {**content, _CHECKSUM: _checksum_of(content)}
+        return with_checksum(content)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
@@ -116,11 +115,12 @@ class Plan:
             OptimizationError: it is of another version, or has been changed. What is no plan at all raises errors of
                 any kind.
         """
-        fields = {name: each for name, each in value.items() if name not in ("version", _CHECKSUM)}
         if value["version"] != _VERSION:
             raise OptimizationError(f"a plan of version {value['version']!r}, and this is {_VERSION}; optimize anew")
-        if value[_CHECKSUM] != _checksum_of({name: each for name, each in value.items() if name != _CHECKSUM}):
+        fields = without_checksum(value)
+        if fields is None:
             raise OptimizationError("the plan is not as it was measured: it has been edited, or damaged; optimize anew")
+        del fields["version"]
         fields["recipe"] = Recipe.from_json(fields["recipe"])
         fields["chosen"] = _trial_from_json(fields["chosen"])
         fields["trials"] = tuple(map(_trial_from_json, fields["trials"]))
@@ -195,10 +195,6 @@ def _by_time(trial: Trial) -> float:
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _checksum_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _trial_to_json(trial: Trial) -> dict[str, Any]:

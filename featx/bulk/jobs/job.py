@@ -15,11 +15,11 @@ from featx.bulk.extras import require
 from featx.bulk.storage.failpoints import reach
 from featx.bulk.storage.folder import Folder
 from featx.bulk.storage.formats import KEY, Column, Format, reading
+from featx.checksums import checksum_of, with_checksum, without_checksum
 from featx.errors import ExtractionError
 
 # The list of keys is Parquet under a name that no reader of data sets takes for a part of the features.
 JOB_FILE, KEYS_FILE = "_job.json", "_keys"
-_CHECKSUM = "checksum"
 _SHOWN = 200
 # What is noted of a sample that cannot be read when a job starts; another start may read it.
 UNKNOWN = "?"
@@ -54,7 +54,7 @@ class Job:
     @property
     def digest(self) -> str:
         """A hash of the identity, which each shard holds."""
-        return _checksum_of(self.identity)
+        return checksum_of(self.identity)
 
     @property
     def shards(self) -> int:
@@ -77,8 +77,7 @@ class Job:
     def to_json(self) -> bytes:
         """Return the text of the job file, with a checksum of what it says."""
         columns = [[each.name, list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self.columns]
-        content: dict[str, Any] = json.loads(json.dumps({**vars(self), "columns": columns}))  # as it will be read
-        return json.dumps({**content, _CHECKSUM: _checksum_of(content)}, indent=1, sort_keys=True).encode()
+        return json.dumps(with_checksum({**vars(self), "columns": columns}), indent=1, sort_keys=True).encode()
 
 
 def read_job(folder: Folder) -> Job | None:
@@ -90,8 +89,8 @@ def read_job(folder: Folder) -> Job | None:
     if JOB_FILE not in folder.names():
         return None
     try:
-        found: dict[str, Any] = json.loads(folder.read(JOB_FILE))
-        if found.pop(_CHECKSUM) != _checksum_of(found):
+        found = without_checksum(json.loads(folder.read(JOB_FILE)))
+        if found is None:
             raise ValueError("it says something else than was written")
         columns = tuple(Column(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in found["columns"])
         found["columns"] = columns
@@ -101,10 +100,6 @@ def read_job(folder: Folder) -> Job | None:
             f"'{folder.place(JOB_FILE)}' is no job file of featx, or is damaged: {error}. Put back a copy of it, or "
             "choose another folder"
         ) from error
-
-
-def _checksum_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str, Any]) -> Job:
