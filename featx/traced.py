@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError, TraceError
-from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape
+from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError
+from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape, refused_guess
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule
@@ -73,12 +73,8 @@ def _trace(
     except FeatxError:
         raise
     except Exception as error:  # the model's own
-        if guessed_from is not None:
-            reason = " ".join(str(error).split())
-            raise TraceError(
-                f"cannot trace {type(root).__name__} on inputs guessed from {guessed_from}: {type(error).__name__}: "
-                f"{reason}. Give inputs that the model takes."
-            ) from error
+        if guessed_from is not None and isinstance(root, nn.Module):
+            raise refused_guess(root, guessed_from, error) from error
         if example_inputs is None and not kwargs and len(args) == 1 and isinstance(args[0], (tuple, list, dict)):
             kind = type(args[0]).__name__
             error.add_note(f"The {kind} was the only input; inputs in a {kind} are given by example_inputs=...")

@@ -2,6 +2,7 @@
 
 from featx.examples.example import Example, as_example, holds_inputs, inputs_of, refuse_shape
 from featx.examples.find import find_example, other_guesses
+from featx.examples.refused import refused_guess
 from featx.examples.transformers_inputs import without_cache
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "inputs_of",
     "other_guesses",
     "refuse_shape",
+    "refused_guess",
     "without_cache",
 ]

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from featx.errors import FeatxError, TraceError
 from featx.examples import Example, find_example, holds_inputs
 from featx.features.building.given_example import given_example
 from featx.features.describing.images import ImageInput, image_of
@@ -112,20 +111,6 @@ class ModelInputs:
         """Take note that the model is traced without inputs, as it fails on guessed ones."""
         reason = " ".join(str(error).split())
         self.missing = f"it fails on inputs guessed from {example.source} ({type(error).__name__}: {reason:.200})"
-
-    def refused_guess(self, example: Example, error: Exception) -> TraceError:
-        """Return the error for guessed inputs that the model does not take, or on which it cannot be followed."""
-        cannot = f"cannot trace {type(self._model).__name__}"
-        reason = str(error) if isinstance(error, FeatxError) else f"{type(error).__name__}: {error}."
-        advice = "Give example_inputs that the model takes."
-        if any(each.is_meta for each in self._model.parameters()):
-            advice = (
-                "The model is on the meta device, whose tensors have no values, and forward may read some. Make it on "
-                "the CPU, for names and shapes with fewer layers."
-            )
-        return TraceError(
-            f"{cannot} on inputs guessed from {example.source}: {reason.removeprefix(f'{cannot}: ')} {advice}"
-        )
 
 
 def _has_placeholder(value: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceError
-from featx.examples import Example, other_guesses
+from featx.examples import Example, other_guesses, refused_guess
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.model_inputs import ModelInputs
 from featx.features.requests.edits import Edits
@@ -284,7 +284,7 @@ class ModelTracing:
                     self.inputs.note_on(error, example, request)
                 raise
             if isinstance(error, FeatxError) and not self._fails_on(example, error):
-                raise self.inputs.refused_guess(example, error) from error
+                raise refused_guess(self.model, example.source, error) from error
             other = self._guess_that_runs(example)
             if other is not None:
                 self._retry_with(other)
@@ -296,7 +296,7 @@ class ModelTracing:
             except NodeNameError:
                 raise
             except Exception:  # the model's own too, which may be the same
-                raise self.inputs.refused_guess(example, error) from error
+                raise refused_guess(self.model, example.source, error) from error
 
     def _retry_with(self, example: Example) -> None:
         """Take other inputs for all further traces, which know nothing of those on the ones before."""
