@@ -16,7 +16,8 @@ from featx.features.dual import DualGraphModule
 from featx.module import GraphModule, opened
 from featx.optimization.module import OptimizedExtractor, ranks_of
 from featx.optimization.onednn import compute_linears_by_onednn
-from featx.optimization.recipe import Recipe
+from featx.optimization.openvino_runner import check_available
+from featx.optimization.recipe import OPENVINO, Recipe
 
 Extractor = DualGraphModule | AdaptiveExtractor
 
@@ -70,8 +71,10 @@ class Builder:
 
         Raises:
             OptimizationError: the recipe edits the graph, and the extractor cannot be edited.
-            MissingExtraError: int8 is asked for, and torchao is not installed.
+            MissingExtraError: int8 or OpenVINO is asked for, and torchao or OpenVINO is not installed.
         """
+        if recipe.compile == OPENVINO:
+            check_available()
         source: nn.Module = self._extractor
         if recipe.rewrites:
             if not self.can_rewrite():

@@ -6,6 +6,7 @@ import hashlib
 import platform
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 
@@ -14,14 +15,23 @@ from torch import nn
 
 from featx.features.adaptive import AdaptiveExtractor
 from featx.module import GraphModule
+from featx.optimization.openvino_runner import check_available
+from featx.optimization.recipe import OPENVINO, Recipe
 
 
-def hardware_of(module: nn.Module) -> dict[str, str]:
-    """Describe where a module runs: the processor or GPU, the threads, and torch."""
+def hardware_of(module: nn.Module, recipe: Recipe) -> dict[str, str]:
+    """Describe where a module runs by a recipe: the processor or GPU, the threads, torch, and OpenVINO if it is used.
+
+    Raises:
+        MissingExtraError: OpenVINO is used, and not installed.
+    """
     device = device_of(module)
     found = {"device": device.type, "torch": ".".join(torch.__version__.split("+")[0].split(".")[:2])}
     if device.type == "cuda":
         return {**found, "name": torch.cuda.get_device_name(device)}
+    if recipe.compile == OPENVINO:
+        check_available()
+        found["openvino"] = ".".join(version("openvino").split(".")[:2])
     capability = torch.backends.cpu.get_cpu_capability()
     return {**found, "name": _processor(), "instructions": capability, "threads": str(torch.get_num_threads())}
 

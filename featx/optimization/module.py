@@ -14,7 +14,8 @@ from torch import nn
 
 from featx.errors import SpecializationError
 from featx.features.describing.info import FeatureInfos
-from featx.optimization.recipe import COMPILATIONS, Recipe
+from featx.optimization.openvino_runner import OpenVINORunner
+from featx.optimization.recipe import COMPILATIONS, OPENVINO, Recipe
 from featx.tree import tensors_in, tree_map
 
 if TYPE_CHECKING:
@@ -93,10 +94,7 @@ class OptimizedExtractor(nn.Module):
 
     def _runner(self) -> Callable[..., Any]:
         if not self._runners:
-            kind = self.recipe.compile
-            self._runners.append(
-                self.extractor if kind is None else torch.compile(self.extractor, **COMPILATIONS[kind])
-            )
+            self._runners.append(_compiled(self.extractor, self.recipe.compile))
         return self._runners[0]
 
     def _prepared(self, value: Any) -> Any:
@@ -118,6 +116,11 @@ class OptimizedExtractor(nn.Module):
             return leaf.to(next(dtypes, leaf.dtype), copy=self.recipe.overwrites_results)
 
         return tree_map(restored, value)
+
+    @property
+    def problem(self) -> str:
+        """Why a call was left to the extractor, by a compiler that does not raise; empty if none was."""
+        return next((runner.problem for runner in self._runners if isinstance(runner, OpenVINORunner)), "")
 
     def uncompiled(self) -> OptimizedExtractor:
         """Return a module that runs by the same recipe but for torch.compile, with the same weights."""
@@ -151,6 +154,10 @@ class OptimizedExtractor(nn.Module):
             )
         return self
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._runners = []  # as above
+        super()._load_from_state_dict(*args, **kwargs)
+
     def _dtypes_of_weights(self) -> set[torch.dtype]:
         return {weight.dtype for weight in self.parameters() if weight.is_floating_point()}
 
@@ -159,6 +166,12 @@ class OptimizedExtractor(nn.Module):
 
     def __repr__(self) -> str:
         return f"{self.feature_info}\n\nOptimizedExtractor({self.recipe})"
+
+
+def _compiled(extractor: nn.Module, kind: str | None) -> Callable[..., Any]:
+    if kind is None:
+        return extractor
+    return OpenVINORunner(extractor) if kind == OPENVINO else torch.compile(extractor, **COMPILATIONS[kind])
 
 
 def ranks_of(inputs: Any) -> list[int]:

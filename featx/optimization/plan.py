@@ -132,8 +132,9 @@ class Plan:
 
         Raises:
             OptimizationError: it was not; the message says what differs.
+            MissingExtraError: it uses OpenVINO, which is not installed.
         """
-        here = hardware_of(extractor)
+        here = hardware_of(extractor, self.recipe)
         for name in (*here, *(set(self.hardware) - set(here))):
             if here.get(name) != self.hardware.get(name):
                 raise OptimizationError(

@@ -25,6 +25,8 @@ REWRITES = {
 EXACT_REWRITES = ("remove_dropout", "remove_identity")
 # How torch.compile is called for each kind of compilation. A launch of a recorded graph runs the kernels of before.
 RECORDED = "recorded CUDA graphs"
+# What compiles in place of torch.compile.
+OPENVINO = "OpenVINO"
 COMPILATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "freezing": {"options": {"freezing": True}},
@@ -43,7 +45,7 @@ class Recipe:
         channels_last: weights and inputs of four dimensions have their channels last in memory.
         onednn: linear layers are computed by oneDNN in place of MKL, on a CPU.
         int8: linear layers compute in int8 by torchao, on weights quantized per channel and inputs quantized per token.
-        compile: the kind of compilation by torch.compile, a key of `COMPILATIONS`; None is none.
+        compile: the kind of compilation by torch.compile, a key of `COMPILATIONS`; or `OPENVINO`; None is none.
         threads: how many threads compute; None leaves torch's setting.
         rows: so many samples are computed at once, and larger batches in parts of that; None is all.
     """
@@ -82,7 +84,9 @@ class Recipe:
         words += ["channels last"] if self.channels_last else []
         words += ["oneDNN linears"] if self.onednn else []
         words += ["int8"] if self.int8 else []
-        words += {None: [], "default": ["compile"]}.get(self.compile, [f"compile ({self.compile})"])
+        words += {None: [], "default": ["compile"], OPENVINO: [OPENVINO]}.get(
+            self.compile, [f"compile ({self.compile})"]
+        )
         words += [f"{self.threads} threads"] if self.threads else []
         words += [f"{self.rows} samples at once"] if self.rows else []
         return ", ".join(words) or "as it is"

@@ -13,15 +13,15 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, OptimizationError
 from featx.examples import Example
+from featx.optimization import onednn, openvino_runner
 from featx.optimization.build import Builder, Extractor
 from featx.optimization.hardware import device_of, digest_of, hardware_of, tensors_of
 from featx.optimization.inputs import LONGER, OTHER_FORM, other_forms, validation_inputs
 from featx.optimization.measure import relative_errors, time_in_turn, time_once
 from featx.optimization.module import OptimizedExtractor, divided, dtypes_of, named
-from featx.optimization.onednn import is_available
 from featx.optimization.plan import Plan, Trial
 from featx.optimization.progress import Progress
-from featx.optimization.recipe import EXACT_REWRITES, RECORDED, REWRITES, Recipe
+from featx.optimization.recipe import EXACT_REWRITES, OPENVINO, RECORDED, REWRITES, Recipe
 from featx.passes.profile import waiter_for
 from featx.tree import tensors_in
 
@@ -139,6 +139,7 @@ class Search:
         if self._tolerance > 0:
             self._try_formats()
             self._try_rewrites_left_out()
+            self._try_openvino()
             self._try_compiled()
             self._try_parts()
         return self._chosen()
@@ -168,7 +169,7 @@ class Search:
     def _try_formats(self) -> None:
         start = self._fastest.recipe
         has_maps = any(parameter.dim() == 4 for parameter in self._extractor.parameters())
-        if self._is_on_cpu and is_available() and self._has(nn.Linear):
+        if self._is_on_cpu and onednn.is_available() and self._has(nn.Linear):
             self._try(replace(start, onednn=True))
         for dtype in (None, "bfloat16", "float16"):
             for channels_last in (True, False) if has_maps else (False,):
@@ -191,6 +192,10 @@ class Search:
 
     def _has(self, kind: type[nn.Module]) -> bool:
         return any(type(module) is kind for module in self._extractor.modules())
+
+    def _try_openvino(self) -> None:
+        if self._is_on_cpu and openvino_runner.is_available():
+            self._try(Recipe(rewrites=self._fastest.recipe.rewrites, compile=OPENVINO))
 
     def _try_compiled(self) -> None:
         # Fused code that is launched one kernel at a time may gain nothing on a GPU where CUDA graphs of it do.
@@ -268,10 +273,14 @@ class Search:
         first = self._call(module, self._example)
         if recipe.compile not in (None, RECORDED):  # which takes a moment
             self._seconds_to_compile = time.perf_counter() - start
+        if module.problem:
+            return Trial(recipe, problem=module.problem)
         errors = relative_errors(self._expected[self._called], first)
         for name, inputs in self._inputs.items():
-            # Code is not compiled for another size, which takes seconds, to measure how it rounds.
-            caller = module.uncompiled() if name in (LONGER, OTHER_FORM) else module
+            # Code is not compiled for another size, which takes seconds, to measure how it rounds; but OpenVINO has
+            # operators of its own.
+            is_compiled = name not in (LONGER, OTHER_FORM) or recipe.compile == OPENVINO
+            caller = module if is_compiled else module.uncompiled()
             found = relative_errors(self._expected[name], self._call(caller, inputs))
             errors = {key: max(error, found[key]) for key, error in errors.items()}
         limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
@@ -309,7 +318,7 @@ class Search:
             chosen = replace(trial, ratio=took / times[0])
         plan = Plan(
             chosen.recipe, tuple(self._trials), chosen, 1000 * times[0], self._tolerance, tuple(self._inputs),
-            hardware_of(self._extractor), digest_of(self._extractor), self.dtypes,
+            hardware_of(self._extractor, chosen.recipe), digest_of(self._extractor), self.dtypes,
         )  # fmt: skip
         self._progress.close()
         return module or self._builder.build(chosen.recipe), plan

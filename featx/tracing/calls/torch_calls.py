@@ -302,7 +302,7 @@ class TorchCalls:
         return result
 
     def note_draw(self) -> None:
-        """Remember the state in which the next draw should find torch's generator."""
+        """Remember the state in which the next draw should find torch's generator: another one than any seed gives."""
         if is_only_thread():  # a trace draws nothing from this generator but here, so that the state tells
             with torch._C.DisableTorchFunction():
                 torch.empty(1, device="cpu").uniform_()

@@ -27,6 +27,7 @@ class TraceGenerators:
 
     def __init__(self) -> None:
         self._by_device: dict[torch.device, torch.Generator] = {}
+        self._for(torch.device("cpu"))  # at once: a trace puts the default one of the CPU into another state
 
     def draw(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel that draws from the default generator, and let it draw from one of these."""

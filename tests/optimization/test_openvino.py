@@ -1,0 +1,209 @@
+"""Extractors that OpenVINO computes, against the extractors themselves."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+from featx.examples import as_example
+from featx.features.dual import DualGraphModule
+from featx.optimization import openvino_runner, search
+from featx.optimization.build import Builder
+from featx.optimization.measure import relative_errors
+from featx.optimization.module import OptimizedExtractor, dtypes_of, named
+from featx.optimization.openvino_runner import OpenVINORunner
+from featx.optimization.recipe import OPENVINO, Recipe
+
+pytestmark = pytest.mark.slow
+
+
+def optimized_by(recipe: Recipe, extractor: DualGraphModule, inputs: Any) -> OptimizedExtractor:
+    example = as_example(inputs)
+    dtypes = dtypes_of(named(extractor(*example.args, **example.kwargs)))
+    return Builder(extractor, example, dtypes).build(recipe)
+
+
+def error_of(found: Any, expected: Any) -> float:
+    return max(relative_errors({key: value.detach() for key, value in expected.items()}, found).values())
+
+
+def test_values_are_those_of_the_extractor(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    optimized = optimized_by(Recipe(rewrites=("fuse_conv_bn",), compile=OPENVINO), extractor, images)
+    kept: list[tuple[Any, Any]] = []
+    for batch in (
+        images,
+        torch.randn_like(images),
+        torch.randn(5, 3, 16, 16),
+        images.transpose(2, 3),
+        images[:, :, ::2],
+    ):
+        found, expected = optimized(batch), extractor(batch)
+        assert list(found) == list(expected)
+        assert 0 < error_of(found, expected) < 1e-5
+        kept.append((found, expected))
+    assert optimized.problem == ""
+    for found, expected in kept:  # no call has written into the result of another one
+        assert error_of(found, expected) < 1e-5
+
+
+class Pair(NamedTuple):
+    features: torch.Tensor
+    lengths: torch.Tensor
+    name: str
+
+
+class OfTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(11, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor, scale: float = 1.0, mask: torch.Tensor | None = None) -> dict[str, Any]:
+        features = self.linear(self.embedding(ids % 11)) * scale
+        if mask is not None:
+            features = features * mask[..., None]
+        return {"pair": Pair(features, (ids > 3).sum(1), "tokens"), "nothing": None}
+
+
+def test_nested_inputs_and_results() -> None:
+    model = OfTokens().eval()
+    runner = OpenVINORunner(model)
+    ids = torch.randint(0, 11, (2, 5))
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    with torch.no_grad():
+        for args, kwargs in (((ids,), {}), ((ids,), {"scale": 2.0}), ((ids, 3.0), {"mask": mask}), ((ids[:, :3],), {})):
+            expected, found = model(*args, **kwargs), runner(*args, **kwargs)
+            assert type(found["pair"]) is Pair
+            assert (found["pair"].name, found["nothing"]) == ("tokens", None)
+            torch.testing.assert_close(found["pair"].features, expected["pair"].features)
+            assert found["pair"].lengths.dtype is torch.int64
+            assert torch.equal(found["pair"].lengths, expected["pair"].lengths)
+    assert runner.problem == ""
+
+
+def test_what_openvino_would_take_for_something_else_goes_to_the_extractor() -> None:
+    model = OfTokens().eval()
+    runner = OpenVINORunner(model)
+    ids = torch.randint(0, 11, (2, 5))
+    with torch.no_grad():
+        runner(ids)
+        large = ids + 11 * 2**40
+        assert torch.equal(runner(large)["pair"].features, model(large)["pair"].features)
+        least = torch.full((2, 5), torch.iinfo(torch.int64).min)
+        assert torch.equal(runner(least)["pair"].features, model(least)["pair"].features)
+        assert runner(ids[:, :0])["pair"].features.shape == (2, 0, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(runner(ids)["pair"].features, model(ids)["pair"].features)
+        model.double()
+        runner = OpenVINORunner(model)
+        assert torch.equal(runner(ids)["pair"].features, model(ids)["pair"].features)
+        assert "floats" in runner.problem
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * 2 + self.calls
+
+
+class Decides(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 2
+        return [y, y]
+
+
+class ReturnsNumber(nn.Module):
+    def forward(self, x: torch.Tensor) -> list[Any]:
+        return [x * 2, torch.tensor(int(x.sum().item()))]
+
+
+@pytest.mark.parametrize("make", [Writes, Decides, Twice, ReturnsNumber])
+def test_what_cannot_be_exported_goes_to_the_extractor(make: Callable[[], nn.Module]) -> None:
+    model, eager = make(), make()
+    runner = OpenVINORunner(model)
+    for x in (torch.ones(3), -torch.ones(3)):
+        expected, found = eager(x), runner(x)
+        assert all(map(torch.equal, (*expected,), (*found,)))
+    assert runner.problem.startswith("OpenVINO: ")
+
+
+def test_inference_mode_and_threads(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    optimized = optimized_by(Recipe(compile=OPENVINO), extractor, images)
+    with torch.inference_mode():
+        assert error_of(optimized(images * 1), extractor(images)) < 1e-5
+    batches = [torch.randn_like(images) for _ in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        for batch, found in zip(batches, pool.map(optimized, batches), strict=True):
+            assert error_of(found, extractor(batch)) < 1e-5
+    assert optimized.problem == ""
+
+
+def test_weights_that_change(extractor: DualGraphModule, images: torch.Tensor) -> None:
+    optimized = optimized_by(Recipe(compile=OPENVINO), extractor, images)
+    before = optimized(images)
+    again = pickle.loads(pickle.dumps(optimized))
+    assert all(torch.equal(again(images)[key], value) for key, value in before.items())
+    halved = {name: value / 2 if value.is_floating_point() else value for name, value in optimized.state_dict().items()}
+    nn.ModuleList([optimized]).load_state_dict({f"0.{name}": value for name, value in halved.items()})
+    expected = optimized_by(Recipe(), extractor, images)
+    expected.load_state_dict(halved)
+    assert error_of(optimized(images), expected(images)) < 1e-5
+    assert error_of(optimized(images), before) > 1e-2
+
+
+def test_it_is_tried_and_its_plan_is_for_one_version(
+    extractor: DualGraphModule, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_in_turn(functions: list[Any], seconds: float, wait: Any) -> list[float]:
+        return [0.1 if getattr(each.args[0], "recipe", Recipe()).compile == OPENVINO else 1.0 for each in functions]
+
+    monkeypatch.setattr(search, "time_in_turn", time_in_turn)
+    monkeypatch.setattr(search.Search, "_try_compiled", lambda self: None)
+    monkeypatch.setattr(search, "_SECONDS_TO_COMPILE", 0.0)
+    module = featx.optimize(extractor, images, tolerance=1e-5, progress=False)
+    plan = module.plan
+    assert plan is not None
+    assert plan.recipe.compile == OPENVINO
+    assert "OpenVINO" in str(plan)
+    assert error_of(module(images), extractor(images)) < 1e-5
+    same = featx.optimize(extractor, plan=plan)
+    assert all(torch.equal(same(images)[key], value) for key, value in module(images).items())
+    plan.hardware["openvino"] = "2019.1"
+    with pytest.raises(featx.OptimizationError, match=r"openvino was '2019\.1'"):
+        featx.optimize(extractor, plan=plan)
+    monkeypatch.setattr(openvino_runner, "is_available", lambda: False)
+    with pytest.raises(featx.MissingExtraError, match=r'pip install "featx\[openvino\]"'):
+        featx.optimize(extractor, plan=plan)
+    others = featx.optimize(extractor, images, tolerance=1e-5, budget=20, progress=False).plan
+    assert others is not None
+    assert all(trial.recipe.compile != OPENVINO for trial in others.trials)
+
+
+def test_the_plan_says_why_it_was_not_taken(images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x * 2 if x.sum() < 1e6 else x * 3)
+
+    monkeypatch.setattr(search.Search, "_try_compiled", lambda self: None)
+    monkeypatch.setattr(search, "_SECONDS_TO_COMPILE", 0.0)
+    extractor = featx.create_feature_extractor(Model(), ["output"], example_inputs=images).eval()
+    plan = featx.optimize(extractor, images, progress=False, budget=20).plan
+    assert plan is not None
+    found = [trial for trial in plan.trials if trial.recipe.compile == OPENVINO]
+    assert found[0].problem.startswith("OpenVINO: ")
+    assert plan.recipe.compile is None
