@@ -61,7 +61,7 @@ run in bfloat16.
 For each type of model of which transformers' `AutoBackbone` makes a backbone, `featx.create_backbone` of that module is
 compared with its `feature_maps` (*AutoBackbone*), and so is that of the plain model which `AutoModel` makes, with the
 same weights, where transformers has one (*AutoModel*). AutoBackbone's modules may put a norm of their own, or the final
-norm of the model, behind a map, and the plain model has none there. So they run without it for the second comparison.
+norm of the model, after a map, and the plain model has none there. So they run without it for the second comparison.
 
 | comparison | models | equal | different | not comparable |
 | --- | --- | --- | --- | --- |

@@ -18,7 +18,7 @@ PLAIN_MODEL = "AutoModel"
 COMPARISONS = (SAME_MODULE, PLAIN_MODEL)
 # Why a comparison is not equal, where that is known.
 REASONS = {
-    ("focalnet", PLAIN_MODEL): "AutoBackbone's maps are behind the downsampling of a stage; strides 8, 16, 32 and 32",
+    ("focalnet", PLAIN_MODEL): "AutoBackbone's maps are after the downsampling of a stage; strides 8, 16, 32 and 32",
     ("hiera", PLAIN_MODEL): "the model's tokens are in an order of their own, so it has one map that is known",
     ("swin", PLAIN_MODEL): "AutoBackbone calls the model with always_partition=True, which shifts windows in stage 4",
 }

@@ -74,7 +74,7 @@ def cases() -> dict[str, tuple[nn.Module, list[str], int]]:
 
 
 def build(gigabytes: float) -> str:
-    """Return how much was resident at most ahead of the building of an extractor, and behind it, in MB."""
+    """Return how much was resident at most before the building of an extractor, and after it, in MB."""
     width = int((gigabytes * 1e9 / 4 / _LAYERS) ** 0.5)
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(_LAYERS)])
@@ -112,7 +112,7 @@ def main() -> None:
     command = [sys.executable, __file__, "--build", "--gigabytes", str(arguments.gigabytes)]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     print("\nthe most memory that was resident, MB\n")
-    print_table(["weights", "ahead of building", "behind it", "more"], [[*found, f"{int(found[2]) - int(found[1])}"]])
+    print_table(["weights", "before building", "after it", "more"], [[*found, f"{int(found[2]) - int(found[1])}"]])
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Case:
 
 
 def extract_second_half(module: Any) -> None:
-    """Extract what comes behind the middle node."""
+    """Extract what comes after the middle node."""
     nodes = [node for node in module.graph.nodes if node.users]
     passes.extract_subgraph(module, [nodes[len(nodes) // 2]], module.graph.output_node().args)
 

@@ -302,7 +302,7 @@ class Nnsight(Library):
         return Answer(logits, "by hand: skip() of each module ahead")
 
     def select(self, model: nn.Module, x: Tensor) -> Answer:
-        """Loop over modules, each stage behind what is inside of it: values come in the order of the run."""
+        """Loop over modules, each stage after what is inside of it: values come in the order of the run."""
         names = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
         for stage in ("layer3", "layer4"):
             names.insert(max(place for place, name in enumerate(names) if name.startswith(stage)) + 1, stage)

@@ -84,7 +84,7 @@ def flops(run: Callable[..., Any], x: Tensor) -> int:
 
 
 def overwritten(library: Library) -> str:
-    """A value that the model overwrites in place later: bn1, ahead of its ReLU."""
+    """A value that the model overwrites in place later: bn1, before its ReLU."""
     model, x = resnet(), torch.rand(2, 3, 64, 64)
     answer = library.overwritten(model, x)
     check([answer.value], hooked(model, ["bn1"], x), "overwritten, no error")

@@ -42,7 +42,7 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 _BATCHES = (1, 16)
 _BASE = "cut by hand"
 _MEMORY = ("the process grows during a call with 16 samples", "the tensors on the GPU grow in a call with 16 samples")
-_ON_GPU = """Inputs and results are on the GPU. A time is that of one of ten calls, one behind the other, until the last
+_ON_GPU = """Inputs and results are on the GPU. A time is that of one of ten calls, one after the other, until the last
 result is there. float32 is computed as torch does by default: as TF32 in convolutions, and not in linear layers."""
 # A user of a GPU calls again before the result of the last call is there.
 _CALLS_ON_GPU = 10
@@ -178,7 +178,7 @@ def _introduction(device: str) -> str:
     where = f"an {torch.cuda.get_device_name()}" if is_gpu else f"{torch.get_num_threads()} threads of a {_processor()}"
     text = f"""One feature of each model, for batches of 1 and of 16, on {where}, without gradients. All ways of a
     table run in one process, in turn, in another order each time; times are medians. *Ratio* is the time by that of the
-    model's own code, cut by hand behind the feature. *Memory* is by how much {_MEMORY[is_gpu]}. *Build* is the time
+    model's own code, cut by hand after the feature. *Memory* is by how much {_MEMORY[is_gpu]}. *Build* is the time
     until the first result, for the slower of both batches. *Error* is |found - expected| / |expected| against the model
     cut by hand. `featx.optimize` is called for each batch, with a tolerance of 0.01 if no other is named.
     {_ON_GPU if is_gpu else "On a GPU: [speed-gpu.md](speed-gpu.md)."} {_versions()}."""

@@ -3,7 +3,7 @@
     python examples/detection.py --output output/detection.png
 
 `featx.create_backbone` finds the maps of stride 8, 16 and 32 and leaves the head of the classifier out;
-`with_neck` puts a feature pyramid behind them, and torchvision's detectors take the two as their backbone. Weights are
+`with_neck` puts a feature pyramid after them, and torchvision's detectors take the two as their backbone. Weights are
 random. The detector overfits four photos on which handwritten digits are pasted, in color, with known boxes.
 """
 

@@ -3,7 +3,7 @@
     python examples/distillation.py --output output/distillation.png
 
 The teacher learns 1200 of scikit-learn's digits, the student sees 40 of them. An extractor of each returns logits and
-maps in one pass. `Feature(apply=...)` puts a learned 1x1 convolution behind a map of the student, as a part of its
+maps in one pass. `Feature(apply=...)` puts a learned 1x1 convolution after a map of the student, as a part of its
 extractor, so that it has as many channels as the teacher's: Romero et al., "FitNets" (2015). The loss is the
 cross-entropy of the labels, the KL divergence of Hinton et al., "Distilling the Knowledge in a Neural Network" (2015),
 and, with matching, the mean squared error of the maps. Matching slows the student at first; in the end it is better.

@@ -78,7 +78,7 @@ def sequences(batch: int, period: Tensor | int) -> Tensor:
 
 
 def loss_on_repeats(logits: Tensor, tokens: Tensor, period: Tensor | int) -> Tensor:
-    """Return the mean cross-entropy of the tokens that are predictable: those behind the first of the second block."""
+    """Return the mean cross-entropy of the tokens that are predictable: those after the first of the second block."""
     losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
     repeats = (torch.arange(1, LENGTH) > period).expand_as(losses)
     return losses[repeats].mean()
@@ -117,7 +117,7 @@ def run(model: nn.Module, tokens: Tensor, edits: dict[str, Any] | None = None) -
 
 
 def previous_token_scores(values: dict[str, Tensor]) -> Tensor:
-    """Return how much each head of layer 0 attends from a token to the one ahead of it."""
+    """Return how much each head of layer 0 attends from a token to the one before it."""
     return values[PATTERN.format(0)].diagonal(-1, -2, -1).mean((0, 2))
 
 

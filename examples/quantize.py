@@ -50,7 +50,7 @@ def calibrate(gm: featx.GraphModule, batches: Iterable[Tensor]) -> None:
 def convert(gm: featx.GraphModule) -> int:
     """Replace observed layers by int8 ones, and observers by changes between float and 8 bits; return how many layers.
 
-    Where one int8 layer reads another, alone or behind a relu, nothing is changed in between.
+    Where one int8 layer reads another, alone or after a relu, nothing is changed in between.
     """
     for node in gm.graph.nodes:
         if node.op == "call_module" and isinstance(gm.get_submodule(node.target), HistogramObserver):

@@ -8,7 +8,7 @@ Ustyuzhaninov et al., "Texture Synthesis Using Shallow Convolutional Networks wi
 weights give a better picture. The photos come with scikit-image.
 
 One extractor returns the content map and the Gram matrices of the style. It ends at the deepest of them. The content
-is the value of a convolution, which the ReLU behind it overwrites in the model; a forward hook would see that.
+is the value of a convolution, which the ReLU after it overwrites in the model; a forward hook would see that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def photo(name: str, size: int) -> Tensor:
 def gram(maps: Tensor) -> Tensor:
     """Return the covariances of all pairs of channels, of shape (batch, channels, channels).
 
-    The means are taken away, which are large behind random filters and would be most of the products.
+    The means are taken away, which are large after random filters and would be most of the products.
     """
     channels = maps.flatten(2)
     channels = channels - channels.mean(-1, keepdim=True)

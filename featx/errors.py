@@ -152,11 +152,13 @@ class NodeNameError(RequestError, KeyError):
 
     Attributes:
         name: that name; empty where the error is about several.
+        kept_whole: the paths of modules that the trace could not look into; the name may lie in one of them.
     """
 
-    def __init__(self, message: str, name: str = "") -> None:
+    def __init__(self, message: str, name: str = "", kept_whole: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.name = name
+        self.kept_whole = kept_whole
 
 
 class DrawnAwayError(NodeNameError):

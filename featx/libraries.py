@@ -44,7 +44,7 @@ def resolve_feature_module(model: nn.Module, name: str) -> str:
         return "body.conv1"
     if kind == "CoaT" and name == "parallel_blocks":  # a list, whose last item returns all maps
         return f"{name}.{len(cast(Any, model).parallel_blocks) - 1}"
-    if kind == "HighResolutionNet" and name.startswith("stage"):  # a map behind the last stage, which has all of them
+    if kind == "HighResolutionNet" and name.startswith("stage"):  # a map after the last stage, which has all of them
         has_own = getattr(model, "incre_modules", None) is not None
         return f"incre_modules.{int(name.removeprefix('stage')) - 1}" if has_own else "stage4"
     return name
@@ -88,7 +88,7 @@ def draws_in_training_only(kind: type[nn.Module]) -> bool:
 
 
 def only_delegates_call(kind: type[nn.Module]) -> bool:
-    """Say whether the `__call__` of a class runs no torch call ahead of forward: that of the layers of transformers."""
+    """Say whether the `__call__` of a class runs no torch call before forward: that of the layers of transformers."""
     return kind.__call__.__module__ == "transformers.modeling_layers"
 
 

@@ -58,10 +58,10 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any 
         ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
     """
     args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
-    return _trace(root, args, kwargs, guessed_from, example_inputs)
+    return _graph_module(root, args, kwargs, guessed_from, example_inputs)
 
 
-def _trace(
+def _graph_module(
     root: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -69,7 +69,7 @@ def _trace(
     example_inputs: Any,
 ) -> GraphModule:
     try:
-        found, free_dims, is_for_both_modes = _traced(root, args, kwargs)
+        found, free_dims, is_for_both_modes = _checked_trace(root, args, kwargs)
     except FeatxError:
         raise
     except Exception as error:  # the model's own
@@ -88,7 +88,7 @@ def _trace(
     return module
 
 
-def _traced(
+def _checked_trace(
     root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[ExampleTrace, FreeDims, bool]:
     """Return a trace, which dimensions of its inputs are free, and whether the other mode does the same."""
@@ -110,7 +110,7 @@ def _traced(
 def _is_same_in_other_mode(
     root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph, first: Graph | None
 ) -> bool:
-    """Say whether `graph`, which was `first` ahead of the checks of what is fixed, holds in the other mode too.
+    """Say whether `graph`, which was `first` before the checks of what is fixed, holds in the other mode too.
 
     One run tells where the two differ. Only if they do not, all other checks are made in that mode as well.
     """
@@ -146,7 +146,7 @@ def as_graph_module(
         made_with = getattr(root, "meta", {}).get("example") if may_be_meta and not args and not kwargs else None
         return (root, args, kwargs) if made_with is None else (root, made_with.args, made_with.kwargs)
     args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
-    return _trace(root, args, kwargs, guessed_from, example_inputs), args, kwargs
+    return _graph_module(root, args, kwargs, guessed_from, example_inputs), args, kwargs
 
 
 def on_graph_that_holds(

@@ -58,7 +58,7 @@ def clone_tensors(value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ..
 def clone_tensors(value: Any) -> Any:  # noqa: F811
     """Return `value` with each tensor in it cloned once; gradients flow through, and strides are kept.
 
-    Code behind a clone may ask for strides without saying so: `x.reshape(-1)` is a view of x, or a copy.
+    Code after a clone may ask for strides without saying so: `x.reshape(-1)` is a view of x, or a copy.
 
     Raises:
         RequestError: `value` holds an object that may have tensors and is no structure (see `tree_map`).

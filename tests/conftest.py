@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all but the first case of each test with `--one-case`; comes behind `-m`, which leaves out others."""
+    """Leave out all but the first case of each test with `--one-case`; comes after `-m`, which leaves out others."""
     if not config.getoption("--one-case"):
         return
     kept = set({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())
@@ -68,5 +68,5 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Give every test the same random numbers: an unlucky draw (all zeros behind a relu) proves nothing."""
+    """Give every test the same random numbers: an unlucky draw (all zeros after a relu) proves nothing."""
     torch.manual_seed(7)

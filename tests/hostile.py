@@ -175,7 +175,7 @@ def method(text: str) -> Case:
     for name in (unicodedata.normalize("NFKC", text), text):
         vars(holder)[name] = Tagged(name)
     if not isinstance(getattr(holder, text), Tagged):
-        text = "__call__"  # what each object has, such as `__class__`, goes ahead of what this one holds
+        text = "__call__"  # what each object has, such as `__class__`, goes before what this one holds
         vars(holder)[text] = Tagged(text)
     case = Case(Graph(), (plain_str(text), 3), works=text.isidentifier(), inputs={"x": holder})
     return case.returning(case.graph.call_method(text, (case.graph.placeholder("x"), 3)))

@@ -16,7 +16,7 @@ ROOT = Path(featx.__file__).parent
 # A file imports only from layers before its own, and from its own package; packages that share a layer do not import
 # each other, except the files at the bottom.
 LAYERS = [
-    {"checksums", "containers", "errors", "examples", "libraries", "plotting", "rebuilding", "tree"},
+    {"checksums", "containers", "errors", "examples", "libraries", "plotting", "rebuilding", "saved_tensor", "tree"},
     {"ir"}, {"codegen", "tracing"}, {"shared_attributes"}, {"module"}, {"traced"},
     {"interpret", "rewrite"}, {"passes"}, {"interop"}, {"features"}, {"drawing"}, {"optimization"}, {"bulk"},
     {"cli"}, {"__main__"}, {"migration"}, {"fx"},

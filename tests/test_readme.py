@@ -18,7 +18,7 @@ PAGES = [
 
 
 def code_blocks(page: Path) -> list[tuple[int, str]]:
-    """Return the Python blocks with the number of the line ahead of each."""
+    """Return the Python blocks with the number of the line before each."""
     text = page.read_text(encoding="utf-8")
     blocks = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(text.count("\n", 0, block.start(1)), block.group(1)) for block in blocks]

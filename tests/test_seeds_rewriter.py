@@ -44,7 +44,7 @@ def test_subgraph_rewriting_prints_the_match(capsys: pytest.CaptureFixture[str])
 
 
 def test_subgraph_rewriting_inside_a_model_that_nests_its_modules() -> None:
-    """The wish behind the example: the pattern is found wherever the modules are."""
+    """The wish after the example: the pattern is found wherever the modules are."""
     model = nn.Sequential(ConvBNPattern(), nn.ReLU(), nn.Sequential(nn.Conv2d(16, 4, 1), nn.BatchNorm2d(4)))
     traced = fx.symbolic_trace(model)
 

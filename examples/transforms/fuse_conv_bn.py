@@ -1,4 +1,4 @@
-"""Write a pass by hand: put each batch norm into the convolution ahead of it.
+"""Write a pass by hand: put each batch norm into the convolution before it.
 
     python examples/transforms/fuse_conv_bn.py
 

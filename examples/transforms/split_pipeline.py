@@ -16,7 +16,7 @@ from featx.passes import split_at
 
 
 def balanced_cuts(gm: featx.GraphModule, example: Tensor, stages: int) -> list[featx.Node]:
-    """Return the nodes behind which `gm` is cut, so that each of `stages` stages has about as many FLOPs.
+    """Return the nodes after which `gm` is cut, so that each of `stages` stages has about as many FLOPs.
 
     A cut stands where one value alone goes on: that is all that one device has to send to the next.
     """
@@ -60,7 +60,7 @@ def main() -> None:
     gm = featx.trace(model, images)
     cuts = balanced_cuts(gm, images, 3)
     pipeline = split_at(gm, cuts)
-    print(f"cut behind {[node.meta['qualified_name'] for node in cuts]}:\n{pipeline.code}")
+    print(f"cut after {[node.meta['qualified_name'] for node in cuts]}:\n{pipeline.code}")
     batches = [torch.randn(2, 3, 32, 32) for _ in range(4)]
     results = list(run_pipeline(list(pipeline.children()), batches))
     print("equal:", all(torch.equal(result, model(batch)) for result, batch in zip(results, batches, strict=True)))

@@ -152,7 +152,7 @@ def _run(
 
 
 def _check_source(source: str) -> None:
-    """Raise where there is no such file or folder, ahead of making the model, which may take long."""
+    """Raise where there is no such file or folder, before making the model, which may take long."""
     if "://" not in source and pattern_root(source) is None and not Path(source).exists():
         raise UserError(f"there is no '{source}'; give a folder of images, a list of paths, a .tar, or a URL")
 

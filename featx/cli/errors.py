@@ -17,7 +17,7 @@ class UserError(Exception):
 
 
 def check_output(path: Path, suffixes: Collection[str]) -> None:
-    """Raise unless a file can be written there, ahead of the work that makes it.
+    """Raise unless a file can be written there, before the work that makes it.
 
     Raises:
         UserError: its name ends in none of `suffixes`, or its folder is not there.

@@ -184,7 +184,7 @@ def _middle(image: Any, pixels: int) -> Any:
 
 @dataclass(frozen=True)
 class SquareFirst:
-    """Scales the middle of an image to a square, ahead of another transform."""
+    """Scales the middle of an image to a square, before another transform."""
 
     pixels: int
     transform: Callable[[Any], torch.Tensor]

@@ -152,7 +152,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _remove_prefix(state: dict[str, Any], key: str) -> None:
-    """Remove what stands ahead of all keys: "module." of data parallel models, "model." of a Lightning module.
+    """Remove what stands before all keys: "module." of data parallel models, "model." of a Lightning module.
 
     Args:
         state: a state dict, which is changed.

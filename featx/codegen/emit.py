@@ -127,7 +127,7 @@ class _Emitter:
         return PythonCode(f"{header}\n{indented}", {**ALWAYS_KNOWN, **self._globals}, self._tensors, self._lines)
 
     def _modes(self) -> tuple[list[str], list[str]]:
-        """Return what to run ahead of the body and after it, so that modes are restored whatever happens in it."""
+        """Return what to run before the body and after it, so that modes are restored whatever happens in it."""
         start: list[str] = []
         end: list[str] = []
         if any(node.target is torch._C._set_grad_enabled for node in self._graph.nodes):

@@ -25,7 +25,7 @@ def attribute(owner: str, name: str, name_of_builtin: Callable[[str], str] = str
 
 
 def around_owner(name: str, name_of_builtin: Callable[[str], str] = str) -> tuple[str, str]:
-    """Return what stands ahead of an owner and behind it in the expression for its attribute of any `name`.
+    """Return what stands before an owner and after it in the expression for its attribute of any `name`.
 
     `name_of_builtin` gives the expression for `getattr`, which an input may hide.
     """

@@ -38,7 +38,7 @@ class {name}(torch.nn.Module):
         self.__dict__.update(state)
 {code}
 '''
-# A name in a class body that starts with two underscores is read as one with the class's name ahead of it.
+# A name in a class body that starts with two underscores is read as one with the class's name before it.
 PRIVATE = re.compile(r"\b__\w*(?<!__)\b")
 
 

@@ -230,7 +230,7 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
         needed.update(dict.fromkeys(_CALLED_BY.get(check, ())))
     if len(needed) > 2:
         needed = {standalone_checks.SpecializationError: None, **needed}
-    # Imports stand ahead of the classes of tuples.
+    # Imports stand before the classes of tuples.
     lines = sorted(set(imports), key=lambda line: (not line.startswith("from "), line))
     return [inspect.getsource(each).rstrip() for each in needed], aliases, lines
 

@@ -70,7 +70,7 @@ def draw(
 
     Raises:
         ArgumentTypeError: `graph` is not a graph, or `cost` holds no numbers.
-        GraphError: a node reads one that is not ahead of it.
+        GraphError: a node reads one that is not before it.
         ForeignNodeError: a node in `highlight` is not in the graph.
     """
     model = graph

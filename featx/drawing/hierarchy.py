@@ -24,7 +24,7 @@ _PERIOD = 4
 class Folder:
     """A call of a module, or a row of equal blocks, with what happens in it.
 
-    What it holds follows one another in the order of the nodes, so no folder reads what comes behind it.
+    What it holds follows one another in the order of the nodes, so no folder reads what comes after it.
 
     Attributes:
         path: the path of the module; of a row, the path of the module around it.

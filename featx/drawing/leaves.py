@@ -98,7 +98,7 @@ class Describer:
         self._sources: dict[str, str] = {}
 
     def begin(self, graph: Graph, module: nn.Module | None) -> None:
-        """Find, ahead of its nodes, what a graph only checks; `module` runs it, if something does. O(nodes + edges)."""
+        """Find, before its nodes, what a graph only checks; `module` runs it, if something does. O(nodes + edges)."""
         effects, checks = Effects(graph, module), self._checks
         for node in reversed(graph.nodes):
             if node.op in ("output", "call_module") or "shape" in node.meta:
@@ -127,7 +127,7 @@ class Describer:
         """Describe a node whose inputs have been described; `module` runs its graph. O(its arguments and weights).
 
         Raises:
-            GraphError: an input stands behind the node, or is in another graph.
+            GraphError: an input stands after the node, or is in another graph.
         """
         inputs = self._passed.get(node) or node.all_input_nodes
         index = self._indices[node] = self._count
@@ -167,7 +167,7 @@ class Describer:
         index = self._indices.get(item)
         if index is None:
             raise GraphError(
-                f"node '{reader.name}' reads '{item.name}', which is not ahead of it in this graph; see graph.lint()"
+                f"node '{reader.name}' reads '{item.name}', which is not before it in this graph; see graph.lint()"
             )
         return index
 

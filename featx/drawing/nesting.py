@@ -18,7 +18,7 @@ def describe_graph(
 ) -> Iterator[tuple[Leaf, Scope]]:
     """Yield what is drawn of each node and the module calls around it, in the order in which nodes are drawn.
 
-    A call of a graph module, as splitting leaves them behind, is replaced by the nodes of its graph: its inputs read
+    A call of a graph module, as splitting leaves them after, is replaced by the nodes of its graph: its inputs read
     what the call passes, and who reads the call reads its output.
     """
     describer.begin(graph, module)

@@ -111,7 +111,7 @@ class _Texts:
 
 
 def _folder_rows(root: Folder, numbers: dict[Folder, int]) -> list[list[Any]]:
-    """Describe each folder: number of the one around it, label, path, class, row, first node and the one behind it."""
+    """Describe each folder: number of the one around it, label, path, class, row, first node and the one after it."""
     rows: list[list[Any]] = [[]] * len(numbers)
 
     def describe(folder: Folder, parent: int, start: int) -> int:

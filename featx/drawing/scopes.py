@@ -29,7 +29,7 @@ Scope = tuple[Call, ...]
 def place_nodes(graph: Graph) -> list[tuple[Node, Scope]]:
     """Return the nodes in the order in which they are drawn, each with the module calls around it, outermost first.
 
-    The order is that of the graph, except that attributes stand ahead of their first reader, in its modules. A leaf
+    The order is that of the graph, except that attributes stand before their first reader, in its modules. A leaf
     module is not around its own node. Inputs and outputs are in no module; a node whose `meta` says nothing is where
     both its neighbours are. O(nodes * depth).
     """

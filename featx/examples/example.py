@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from featx.errors import ArgumentTypeError
@@ -56,6 +57,22 @@ class Example:
     def without_values(self) -> Example:
         """Return these inputs with tensors on the meta device in place of those of floating point."""
         args, kwargs = tree_map(_without_values, (self.args, self.kwargs))
+        return Example(args, kwargs, self.source, self.is_for_one_mode)
+
+    def with_values(self, device: torch.device) -> Example:
+        """Return these inputs on a device, with random values in place of those of the meta device; integers are 0."""
+        generator = torch.Generator().manual_seed(0)
+
+        def with_values(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if not leaf.is_meta:
+                return leaf.to(device)
+            if not leaf.is_floating_point():  # indices, which any table has
+                return torch.zeros(leaf.shape, device=device, dtype=leaf.dtype)
+            return torch.randn(leaf.shape, generator=generator).to(device, leaf.dtype)
+
+        args, kwargs = tree_map(with_values, (self.args, self.kwargs))
         return Example(args, kwargs, self.source, self.is_for_one_mode)
 
     def without_large_values(self) -> Example:

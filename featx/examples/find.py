@@ -71,7 +71,7 @@ def _as_built(model: nn.Module, declared: Any, size: tuple[int, int, int]) -> tu
     first = declared.get("first_conv")
     layer = dict(model.named_modules()).get(first) if isinstance(first, str) else None
     built = getattr(layer, "in_channels", channels)
-    # tresnet folds 4 x 4 pixels into channels ahead of its first convolution.
+    # tresnet folds 4 x 4 pixels into channels before its first convolution.
     channels = channels if built == 16 * channels else built
     return channels, *(getattr(getattr(model, "patch_embed", None), "img_size", None) or sides)
 

@@ -14,8 +14,8 @@ from torch import nn
 from featx.errors import TraceError
 from featx.examples import Example
 from featx.features.building.build import CaseTracer
+from featx.features.building.case_state import Case, check_case
 from featx.features.building.cases import first_in_other_mode, has_names_of, trace_for_input, with_defaults
-from featx.features.building.left_attributes import Case, check_case
 from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos

@@ -199,7 +199,7 @@ def create_backbone(
             declares, as timm's `out_indices`; negative ones count from the end. One number means so many of them,
             evenly spread, the last one among them. By default 4, where there are blocks. In a dict, with keys.
         layout: "NCHW" or "NHWC" for maps, "NLC" for the tokens of patches alone.
-        prefix_tokens: return class and register tokens too, under the key of their map with `_prefix` behind it.
+        prefix_tokens: return class and register tokens too, under the key of their map with `_prefix` after it.
         as_list: return a list in place of a dict.
         frozen_batch_norm: keep batch norm in eval mode, and train none of its weights, as `Backbone.freeze_batch_norm`
             does. These are the model's own.
@@ -342,7 +342,7 @@ def _chosen(stages: Stages, image: str | None, strides: Any, blocks: Any, model:
         if not -count <= number < count:
             raise RequestError(
                 f"{model} has {count} blocks; there is none of number {number}. Blocks are those that return a map, or "
-                "tokens of which none stand behind the patches of the image; create_feature_extractor returns any value"
+                "tokens of which none stand after the patches of the image; create_feature_extractor returns any value"
             )
         if stages.all[number] in found.values():
             raise RequestError(f"blocks has number {number}, which is the same as another one")

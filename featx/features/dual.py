@@ -13,8 +13,8 @@ from torch import nn
 from featx.codegen.emit import PythonCode
 from featx.codegen.standalone import is_standalone
 from featx.examples import Example, as_example
+from featx.features.building.case_state import leave_the_same
 from featx.features.building.cases import Cases, with_cases
-from featx.features.building.left_attributes import leave_the_same
 from featx.features.describing.info import FeatureInfos
 from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
@@ -22,7 +22,6 @@ from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.paths import module_at
 from featx.module import GraphModule, opened
-from featx.tree import tree_map
 
 _COMPILED_STATE = ("_graph", "_code", "_bound", "_compiled_edits")
 
@@ -182,8 +181,9 @@ class DualGraphModule(GraphModule):
         inputs = known if example_inputs is None else as_example(example_inputs)
         if inputs is None:
             return super()._standalone_modules(None)
-        args, kwargs = tree_map(_with_values, (inputs.args, inputs.kwargs))
-        return {**modules, **{mode: opened(modules[mode], mode, args, kwargs) for mode in needy}}
+        device = next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        given = inputs.with_values(device)
+        return {**modules, **{mode: opened(modules[mode], mode, given.args, given.kwargs) for mode in needy}}
 
     def _graphs(self) -> dict[bool, Graph]:
         return {True: self.train_graph, False: self.eval_graph}
@@ -235,8 +235,3 @@ def _example_of(graph: Graph) -> Example | None:
                 return None
             found.append(torch.empty(node.meta["shape"], dtype=node.meta["dtype"], device="meta"))
     return Example(tuple(found), {}, "the trace") if found else None
-
-
-def _with_values(value: Any) -> Any:
-    is_empty = isinstance(value, torch.Tensor) and value.is_meta
-    return torch.rand(value.shape, dtype=value.dtype) if is_empty else value

@@ -96,9 +96,9 @@ def create_feature_extractor(
     model does something else in that dtype.
 
     The model runs on tensors without values: twice, about six times more at other sizes if it depends on sizes, and
-    three times more if it asks for a dtype; fewer times in the other mode. It runs with values only where it asks
-    for values of large inputs or of weights. O(nodes + modules) each; `logging.getLogger("featx")` logs each run. A
-    model that can be traced in one mode only gives an extractor for that mode, which raises `TraceError` where it
+    three or four times more if it asks for a dtype; fewer times in the other mode. It runs with values only where it
+    asks for values of large inputs or of weights. O(nodes + modules) each; `logging.getLogger("featx")` logs each run.
+    A model that can be traced in one mode only gives an extractor for that mode, which raises `TraceError` where it
     is run in the other.
 
     Args:

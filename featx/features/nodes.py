@@ -42,7 +42,7 @@ def get_graph_node_names(
         concrete_args: inputs that are fixed to a value, by name.
         example_inputs: as for `create_feature_extractor`.
         tracer: as for `create_feature_extractor`.
-        attention_probabilities: list `....probabilities` too, behind each call of fused attention: what it weighs the
+        attention_probabilities: list `....probabilities` too, after each call of fused attention: what it weighs the
             values with, which is computed if it is asked for.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Modules that override `_apply`, behind `to()` and `half()`, to convert tensors in plain attributes too."""
+"""Modules that override `_apply`, after `to()` and `half()`, to convert tensors in plain attributes too."""
 
 from __future__ import annotations
 

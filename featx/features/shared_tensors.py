@@ -14,7 +14,7 @@ from torch import nn
 def tensors_kept_shared(model: nn.Module, others: Iterable[nn.Module]) -> Generator[None]:
     """Give `others` the tensors of `model` again that they share with it now.
 
-    `Module._apply`, behind `to()`, `half()` and `to_empty()`, gives each module that has a buffer a new one, and
+    `Module._apply`, after `to()`, `half()` and `to_empty()`, gives each module that has a buffer a new one, and
     parameters too where it cannot convert them in place.
     """
     places = {id(tensor): (tensors, name) for tensors, name, tensor in _tensors_of(model)}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import linecache
 
+from featx.ir.names import shown_name
 from featx.ir.node import Node
 
 
 def describe(node: Node) -> str:
     """Return the line of `node` in its graph and, where the tracer left them, its module and its line in the model."""
     lines = [f"While executing {node.format_node()}"]
-    name = node.meta.get("qualified_name", node.name)
+    name = shown_name(node)
     named = "" if name == node.name else f", named '{name}'"
     stack = node.meta.get("nn_module_stack")
     if stack:

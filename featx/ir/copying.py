@@ -6,15 +6,12 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from featx.ir.arguments import collect_nodes, map_arg
+from featx.ir.arguments import ATOMS, collect_nodes, map_arg
 from featx.ir.names import qualified_name, resolve
 from featx.ir.node import Node
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
-
-
-_IMMUTABLE = frozenset({int, float, bool, str, complex, bytes, type(None), type(Ellipsis)})
 
 
 class _Position:
@@ -60,7 +57,7 @@ class _Copies:
         kind = type(value)
         if kind is Node:
             return self.nodes[value]
-        if kind in _IMMUTABLE:
+        if kind in ATOMS:
             return value
         if kind is tuple:
             return tuple([self.of(item) for item in value])

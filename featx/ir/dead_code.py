@@ -27,7 +27,7 @@ def eliminate_dead_code(graph: Graph, is_impure_node: Callable[[Node], bool] | N
 class _LastingEffects:
     """Says which nodes that nothing reads have an effect that can be seen later.
 
-    A write alone has one only if the written memory is read behind it, or is held by the caller or the model.
+    A write alone has one only if the written memory is read after it, or is held by the caller or the model.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -41,9 +41,10 @@ _PURE_MODULES = frozenset({"math", "builtins", "collections", "functools", "iter
 class CallEffects:
     """The effects of one node: the inputs that it may write, those that its result may share memory with, and more.
 
-    `is_opaque` says that the writes are only feared. `is_check` marks an assertion, `is_random` a draw of random
-    numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to buffers of the called module.
-    `leaves_attributes` says that the called module gets other attributes, which a later call of it may read, and
+    `is_opaque` says that the writes are assumed, because the call is unknown. `is_check` marks an assertion,
+    `is_random` a draw of random numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to
+    buffers of the called module. `leaves_attributes` says that the called module gets other attributes, which a later
+    call of it may read, and
     `returns_state` that the result may share memory with what it keeps.
     """
 

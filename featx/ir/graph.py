@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from featx.errors import ForeignNodeError, GraphError, NodeInUseError, NodeNameError
 from featx.ir.arguments import Argument, map_arg
 from featx.ir.identifiers import legal_target
-from featx.ir.names import Namespace, name_of_target
+from featx.ir.names import Namespace, name_of_target, shown_name
 from featx.ir.node import Node, Target, iterate
 from featx.ir.paths import did_you_mean, parents_of
 
@@ -33,7 +33,7 @@ class NodeList:
     """The nodes of a graph in order: iterable, reversible, with a length in O(1).
 
     Edits while iterating are safe. A node that is erased before the iteration reaches it is passed over; one that is
-    inserted behind the current node, in the direction of the iteration, is visited; a node that moves is visited
+    inserted after the current node, in the direction of the iteration, is visited; a node that moves is visited
     where the iteration meets it. When the current node itself is erased, the iteration goes on with the node that
     followed it.
     """
@@ -293,7 +293,7 @@ class Graph:
         if found is not None:
             return found
         nodes = list(self.nodes)
-        known = [str(node.meta.get("qualified_name", node.name)) for node in nodes]
+        known = [shown_name(node) for node in nodes]
         inside = [path for path in known if name in parents_of(path)]
         if inside:
             hint = f" It is a module that was traced through: '{inside[0]}' to '{inside[-1]}' are inside it."
@@ -336,7 +336,7 @@ class Graph:
     def inserting_after(self, n: Node | None = None) -> _InsertPoint:
         """Let new nodes go right after `n` (without `n`: to the end of the graph); as `inserting_before`.
 
-        Each new node goes right behind `n`, so several come out in reverse order, as in torch.fx.
+        Each new node goes right after `n`, so several come out in reverse order, as in torch.fx.
         """
         if n is None:
             return _InsertPoint(self, self.root, before=True)

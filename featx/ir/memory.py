@@ -109,6 +109,10 @@ class MemoryGroups:
             groups.add(self.state_of(node))
         return groups
 
+    def written(self) -> set[int]:
+        """Return the groups that any node of the graph may write. O(nodes)."""
+        return {group for node in self._graph.nodes for group in self.written_by(node)}
+
     def changed_by(self, node: Node) -> set[int]:
         """Return the groups that `node` may write, and that of the module it calls where it leaves attributes there."""
         groups = self.written_by(node)

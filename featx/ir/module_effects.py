@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from featx.ir.torch_layers import is_torch_layer
+from featx.ir.torch_layers import DROPOUTS, is_torch_layer
 from featx.libraries import draws_in_training_only, is_read_only
 
 # Leaf modules of torch.nn whose result may be their input or a view of it.
 _VIEW_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Upsample, nn.ParameterList, nn.ParameterDict)
-_DROPOUT_MODULES = (
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
-)  # fmt: skip
+_DRAW_IN_TRAINING = (*DROPOUTS, nn.RReLU)
 _DRAWING_MODULES = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -27,13 +25,13 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
         return False, False
     if not is_torch_layer(type(module)) or module.__dict__.get("inplace"):
         return True, True
-    return False, isinstance(module, _VIEW_MODULES + _DROPOUT_MODULES)
+    return False, isinstance(module, _VIEW_MODULES + _DRAW_IN_TRAINING)
 
 
 def module_draws(module: nn.Module) -> bool:
     """Say whether a module itself, without those inside it, may draw random numbers when it is called."""
     is_of_torch = is_torch_layer(type(module))
-    if isinstance(module, _DROPOUT_MODULES) or (is_of_torch and module.__dict__.get("dropout")):
+    if isinstance(module, _DRAW_IN_TRAINING) or (is_of_torch and module.__dict__.get("dropout")):
         return module.training
     if draws_in_training_only(type(module)):
         return module.training

@@ -5,17 +5,25 @@ import keyword
 import re
 import types
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from featx.ir.identifiers import plain_text
+
+if TYPE_CHECKING:
+    from featx.ir.node import Node
 
 # What every generated function may refer to without an import; a node never takes one of these names.
 CODE_GLOBALS = frozenset({"inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"})
 _RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | CODE_GLOBALS
 _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z])([A-Z])")
 _NOT_IN_IDENTIFIER = re.compile(r"[^0-9a-zA-Z_]+")
+
+
+def shown_name(node: "Node") -> str:
+    """Return what messages call a node: the qualified name, by which it is asked for, if it has one."""
+    return str(node.meta.get("qualified_name", node.name))
 
 
 class Namespace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError, OpcodeError
 from featx.ir.arguments import ATOMS, Argument, Operand, collect_nodes, freeze, map_arg
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from featx.ir.graph import Graph
     from featx.ir.schemas import ArgsKwargsPair
-
-Opcode: TypeAlias = Literal["placeholder", "get_attr", "call_function", "call_method", "call_module", "output"]
-
 
 NO_KWARGS = ImmutableDict()
 

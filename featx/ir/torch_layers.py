@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+# Layers that return their input in eval mode, and a new tensor in train mode.
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 def is_torch_layer(kind: type) -> bool:
     """Say whether a class is a layer of `torch.nn`, whose effects are known. Subclasses of the user's are not."""

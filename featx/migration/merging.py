@@ -17,8 +17,8 @@ class _Part:
     order: int
     nodes: list[Node]
     members: int
-    readers: int  # what must run directly behind one of them
-    behind: int  # what must run behind one of them
+    readers: int  # what must run directly after one of them
+    behind: int  # what must run after one of them
 
     def joined(self, other: _Part) -> _Part:
         return _Part(

@@ -17,7 +17,7 @@ from featx.traced import symbolic_trace
 
 
 def fuse(model: nn.Module, inplace: bool = False, no_trace: bool = False) -> GraphModule:
-    """Return `model`, traced, with batch norms folded into the layers ahead of them; see `featx.passes.fuse_conv_bn`.
+    """Return `model`, traced, with batch norms folded into the layers before them; see `featx.passes.fuse_conv_bn`.
 
     A model that is a GraphModule already is not traced with `no_trace`, and is itself changed with `inplace`. The
     weights of `model` are not changed in any case.
@@ -53,7 +53,7 @@ def extract_subgraph(
     `featx.passes.extract_subgraph` finds by itself what the outputs need, what writes into it included.
 
     Raises:
-        GraphError: a node reads one that is neither among `nodes` ahead of it nor an input.
+        GraphError: a node reads one that is neither among `nodes` before it nor an input.
     """
     graph = Graph()
     copies: dict[Node, Node] = {node: graph.placeholder(node.name) for node in inputs}

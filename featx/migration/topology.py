@@ -1,4 +1,4 @@
-"""Put the nodes of a graph into an order in which each stands behind what it reads."""
+"""Put the nodes of a graph into an order in which each stands after what it reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featx.passes.ordering import first_order
 
 
 def stable_topological_sort(gm: GraphModule) -> GraphModule:
-    """Move each node of the graph of `gm` behind its inputs, and return `gm`.
+    """Move each node of the graph of `gm` after its inputs, and return `gm`.
 
     Of the nodes that may come next, the one that stood first comes first, so an order that was right stays. Nodes are
     moved and not copied. O(nodes * log(nodes) + edges).

@@ -34,14 +34,14 @@ class Builder:
     def __init__(self, extractor: Extractor, example: Example, dtypes: dict[str, list[str]]) -> None:
         self._extractor = extractor
         self._example = example
-        self._dtypes = dtypes
+        self.dtypes = dtypes
         self._opened: GraphModule | None = None
         self.problem = ""
         # By rewrites, the last one alone: a graph that is rewritten, and which of these have changed anything.
         self._rewritten: tuple[tuple[str, ...], GraphModule, tuple[str, ...]] | None = None
 
-    def can_rewrite(self) -> bool:
-        """Say whether the extractor has one graph that can be edited; `problem` says why not."""
+    def try_to_open(self) -> bool:
+        """Trace the extractor, once; say whether it has one graph that can be edited. `problem` says why not."""
         if self._opened is None and not self.problem:
             if isinstance(self._extractor, AdaptiveExtractor) or self._extractor.makes_further_graphs:
                 self.problem = "the extractor makes further graphs for other inputs, which would not be edited"
@@ -56,7 +56,7 @@ class Builder:
 
     def effective_rewrites(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return which of these rewrites change the graph."""
-        return self._rewrite(names)[1] if names and self.can_rewrite() else ()
+        return self._rewrite(names)[1] if names and self.try_to_open() else ()
 
     def _rewrite(self, names: tuple[str, ...]) -> tuple[GraphModule, tuple[str, ...]]:
         if self._rewritten is None or self._rewritten[0] != names:
@@ -77,7 +77,7 @@ class Builder:
             check_available()
         source: nn.Module = self._extractor
         if recipe.rewrites:
-            if not self.can_rewrite():
+            if not self.try_to_open():
                 raise OptimizationError(f"the graph of this extractor cannot be edited: {self.problem}")
             source = self._rewrite(recipe.rewrites)[0]
         module = copy.deepcopy(source).eval().requires_grad_(False)
@@ -89,7 +89,7 @@ class Builder:
             compute_linears_by_onednn(module)
         if recipe.int8:
             _quantize(module)
-        optimized = OptimizedExtractor(module, recipe, self._extractor.feature_info, self._dtypes)
+        optimized = OptimizedExtractor(module, recipe, self._extractor.feature_info, self.dtypes)
         optimized.ranks = ranks_of((self._example.args, self._example.kwargs))
         return optimized
 

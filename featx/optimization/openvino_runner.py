@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from featx.errors import MissingExtraError, OptimizationError
-from featx.ir.memory import memory_of
-from featx.ir.overloads import Signature
+from featx.interop.exported import writes_what_it_is_given
 from featx.tree import tensors_in, tree_leaves, tree_map
 
 # Integers of 64 bits are ones of 32 there, and so are floats.
@@ -110,7 +109,7 @@ def _compile(extractor: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         tensor.dtype in _DTYPES for tensor in (*tensors_in(result), *extractor.parameters(), *extractor.buffers())
     ):
         raise OptimizationError("of floats, only those of 32 bits are computed as they are")
-    if _writes_what_it_is_given(program.graph):
+    if writes_what_it_is_given(program):
         raise OptimizationError("a call writes a buffer or an input")
     model: Any = openvino.convert_model(program)
     if len(model.inputs) != len(tensors) or len(model.outputs) != len(dtypes):
@@ -128,20 +127,6 @@ def _compile(extractor: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return _with_tensors(result, (torch.from_numpy(found[at]).to(dtype) for at, dtype in enumerate(dtypes)))
 
     return run
-
-
-def _writes_what_it_is_given(graph: torch.fx.Graph) -> bool:
-    """Say whether a graph of operators writes a tensor of the module or of the inputs, or a view of one."""
-
-    def value_of(argument: Any) -> Any:
-        return argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
-
-    given = {
-        memory_of(tensor) for node in graph.nodes if node.op == "placeholder" for tensor in tensors_in(value_of(node))
-    }
-    calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-    written = (Signature(node.target).targets(*tree_map(value_of, (node.args, node.kwargs))) for node in calls)
-    return any(memory_of(tensor) in given for tensors in written for tensor in tensors)
 
 
 def _with_tensors(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, OptimizationError
@@ -22,7 +21,8 @@ from featx.optimization.plan import Plan
 from featx.optimization.progress import Progress
 from featx.optimization.recipe import Recipe
 from featx.optimization.search import Search
-from featx.tree import tensors_in, tree_map
+from featx.saved_tensor import SavedTensor
+from featx.tree import tensors_in
 
 _TOLERANCE = 1e-2
 
@@ -137,19 +137,17 @@ def _buffers_kept(module: nn.Module) -> Generator[None]:
     """Give the buffers of a module back as they were: a model may write them in eval mode too."""
     holders = [each for each in module.modules() if each._buffers]
     kept = [
-        (holder, name, buffer, buffer._version, buffer.detach().clone())
+        (holder, name, buffer, SavedTensor(buffer))
         for holder in holders
         for name, buffer in holder._buffers.items()
-        if buffer is not None and not buffer.is_inference()
+        if buffer is not None
     ]
     try:
         yield
     finally:
-        for holder, name, buffer, version, value in kept:
+        for holder, name, buffer, saved in kept:
             holder._buffers[name] = buffer
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(value)
+            saved.restore()
 
 
 def _checked(extractor: nn.Module) -> Extractor:
@@ -178,20 +176,9 @@ def _example(extractor: Extractor, inputs: Any) -> Example:
     if example is None:
         raise ArgumentTypeError("the extractor was made without an example; give example_inputs=tensor")
     device = device_of(extractor)
-    generator = torch.Generator().manual_seed(0)
-
-    def with_values(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if not leaf.is_meta:
-            return leaf.to(device)
-        if not leaf.is_floating_point():  # indices, which any table has
-            return torch.zeros(leaf.shape, device=device, dtype=leaf.dtype)
-        return torch.randn(leaf.shape, generator=generator).to(device, leaf.dtype)
-
     if inputs is not None and any(leaf.is_meta for leaf in tensors_in((example.args, example.kwargs))):
         raise ArgumentTypeError("example_inputs are on the meta device, where nothing takes time; give real tensors")
-    args, kwargs = tree_map(with_values, (example.args, example.kwargs))
-    if any(leaf.numel() == 0 for leaf in tensors_in((args, kwargs))):
+    found = example.with_values(device)
+    if any(leaf.numel() == 0 for leaf in tensors_in((found.args, found.kwargs))):
         raise ArgumentTypeError("example_inputs have a tensor without elements, which takes no time; give some samples")
-    return Example(args, kwargs, example.source, example.is_for_one_mode)
+    return found

@@ -67,27 +67,30 @@ class Search:
         self._progress = progress
         self._end = time.perf_counter() + budget - min(_LAST_SECONDS, budget / 4)
         self._wait = waiter_for(tensors_of(extractor))
-        # By id, what tensors of inputs were ahead of the first call: a model may write them.
+        # By id, what tensors of inputs were before the first call: a model may write them.
         self._given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._called = called
+        self._checks = checks
+        # By what they are, the inputs on which errors count, and what the exact extractor returns for them.
         self._inputs = {called: example}
         self._expected = {called: self._exact_given("example_inputs", example)}
-        self._add_accepted(validation_inputs(example))
-        self._add_other_form()
-        taken = next((name for name in checks if name in self._inputs), None)
-        if taken is not None:
-            raise ArgumentTypeError(f"checks['{taken}'] has the name of inputs that are checked anyway; choose another")
-        self._inputs.update(checks)
-        self._expected.update({name: self._exact_given(f"checks['{name}']", each) for name, each in checks.items()})
-        self._seconds = self._check_repeats()
-        self.dtypes = dtypes_of(self._expected[called])
-        self._builder = Builder(extractor, example, self.dtypes)
+        self._builder = Builder(extractor, example, dtypes_of(self._expected[called]))
         self._trials: list[Trial] = []
         # The rewrites that change the graph.
         self._effective: tuple[str, ...] = ()
         # The fastest modules within the tolerance, with their trials.
         self._best: list[tuple[Trial, OptimizedExtractor]] = []
         self._seconds_to_compile = _SECONDS_TO_COMPILE_ON_GPU if self._is_on_gpu else _SECONDS_TO_COMPILE
+
+    def _call_on_all_inputs(self) -> None:
+        """Find out what the exact extractor returns for all inputs on which errors count."""
+        self._add_accepted(validation_inputs(self._example))
+        self._add_other_form()
+        taken = next((name for name in self._checks if name in self._inputs), None)
+        if taken is not None:
+            raise ArgumentTypeError(f"checks['{taken}'] has the name of inputs that are checked anyway; choose another")
+        for name, each in self._checks.items():
+            self._inputs[name], self._expected[name] = each, self._exact_given(f"checks['{name}']", each)
 
     def _add_accepted(self, inputs: Mapping[str, Example]) -> None:
         """Add the inputs that the exact extractor takes: it may do something else for other values, and refuse."""
@@ -133,13 +136,15 @@ class Search:
 
     def run(self) -> tuple[OptimizedExtractor, Plan]:
         """Try what may help and return the fastest module, with the plan."""
+        self._call_on_all_inputs()
+        self._seconds = self._check_repeats()
         self._try_rewrites()
         if self._is_on_gpu:
             self._try(replace(self._fastest.recipe, compile=RECORDED))
         if self._tolerance > 0:
+            self._try_openvino()
             self._try_formats()
             self._try_rewrites_left_out()
-            self._try_openvino()
             self._try_compiled()
             self._try_parts()
         return self._chosen()
@@ -161,13 +166,13 @@ class Search:
     def _try_rewrites_left_out(self) -> None:
         """Try rewrites again that gained nothing, in the format that gained: kernels differ in what they take along."""
         for name in self._effective:
-            recipe = self._fastest.recipe
+            recipe = self._fastest_by_torch.recipe
             if name not in recipe.rewrites:
                 rewrites = tuple(each for each in self._effective if each in (*recipe.rewrites, name))
                 self._try(replace(recipe, rewrites=rewrites))
 
     def _try_formats(self) -> None:
-        start = self._fastest.recipe
+        start = self._fastest_by_torch.recipe
         has_maps = any(parameter.dim() == 4 for parameter in self._extractor.parameters())
         if self._is_on_cpu and onednn.is_available() and self._has(nn.Linear):
             self._try(replace(start, onednn=True))
@@ -178,7 +183,7 @@ class Search:
                     if trial is not None and trial.problem.startswith(_TOO_SLOW):
                         break  # the other layout takes longer still
                 elif channels_last:
-                    self._try(replace(self._fastest.recipe, channels_last=True))
+                    self._try(replace(self._fastest_by_torch.recipe, channels_last=True))
         if self._int8:
             self._try(replace(start, int8=True))
 
@@ -208,9 +213,10 @@ class Search:
                     break
 
     def _worth_compiling(self) -> Iterator[Recipe]:
-        """Yield recipes in the order of their promise: the fastest, without its rewrites, then others."""
-        best = self._fastest
-        yield best.recipe
+        """Yield recipes in the order of their promise, the fastest one first; none that OpenVINO is far ahead of."""
+        best = self._fastest_by_torch
+        if (best.ratio or 1.0) < _MAY_WIN_COMPILED * self._ratio:
+            yield best.recipe
         limit = _MAY_FIT_COMPILED * self._tolerance
         others = sorted(
             (trial for trial in self._trials if trial.ratio is not None and trial.error <= limit),
@@ -238,6 +244,10 @@ class Search:
     @property
     def _fastest(self) -> Trial:
         return self._best[0][0] if self._best else Trial(Recipe(), 1.0)
+
+    @property
+    def _fastest_by_torch(self) -> Trial:
+        return next((trial for trial, _ in self._best if trial.recipe.compile != OPENVINO), Trial(Recipe(), 1.0))
 
     @property
     def _ratio(self) -> float:
@@ -312,13 +322,13 @@ class Search:
         ranked = sorted(zip(times[1:], near, strict=True), key=lambda item: item[0])
         last = {trial.recipe: took / times[0] for took, (trial, _) in ranked}
         self._trials = [replace(each, ratio=last.get(each.recipe, each.ratio)) for each in self._trials]
-        chosen, module = Trial(Recipe(), 1.0, dict.fromkeys(self.dtypes, 0.0)), None
+        chosen, module = Trial(Recipe(), 1.0, dict.fromkeys(self._builder.dtypes, 0.0)), None
         if ranked and ranked[0][0] < _GAIN * times[0]:
             took, (trial, module) = ranked[0]
             chosen = replace(trial, ratio=took / times[0])
         plan = Plan(
             chosen.recipe, tuple(self._trials), chosen, 1000 * times[0], self._tolerance, tuple(self._inputs),
-            hardware_of(self._extractor, chosen.recipe), digest_of(self._extractor), self.dtypes,
+            hardware_of(self._extractor, chosen.recipe), digest_of(self._extractor), self._builder.dtypes,
         )  # fmt: skip
         self._progress.close()
         return module or self._builder.build(chosen.recipe), plan

@@ -115,7 +115,7 @@ class Accesses:
         """Yield pairs of `nodes` of which the first must run before the second, enough to imply all such pairs.
 
         A pair has a value that the second reads, or a cell that one of them writes, in train mode or in eval mode; with
-        `in_modes` every node must also stay between the same switches. A check may come later than a write behind it.
+        `in_modes` every node must also stay between the same switches. A check may come later than a write after it.
         O(nodes + edges).
         """
         chosen = set(nodes)

@@ -1,4 +1,4 @@
-"""Compute once, ahead of all runs, what a graph computes from constants."""
+"""Compute once, before all runs, what a graph computes from constants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fold_constants(gm: GraphModule, *, include_trainable: bool = False, max_byte
 
 
 class _Folding:
-    """The constants of the graph of `gm`: which nodes have a value ahead of all runs, and which are replaced by it."""
+    """The constants of the graph of `gm`: which nodes have a value before all runs, and which are replaced by it."""
 
     def __init__(self, gm: GraphModule, include_trainable: bool, max_bytes: int) -> None:
         self.chosen: list[Node] = []

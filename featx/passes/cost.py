@@ -11,6 +11,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, CostError
 from featx.interpret.interpreter import Interpreter
 from featx.ir.memory import memory_of
+from featx.ir.names import shown_name
 from featx.ir.node import Node
 from featx.ir.text import format_target
 from featx.passes.cost_report import CostReport, NodeCost, sum_by_module
@@ -185,7 +186,7 @@ class _CountingInterpreter(Interpreter):
         self.rows.append(
             NodeCost(
                 name=node.name,
-                qualified_name=node.meta.get("qualified_name", node.name),
+                qualified_name=shown_name(node),
                 op=node.op,
                 target=format_target(node.target),
                 path=around[-1],

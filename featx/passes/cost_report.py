@@ -101,7 +101,7 @@ class CostReport:
 
     Attributes:
         nodes: the nodes in their order, without inputs and output.
-        modules: the modules in the order in which they first ran, ahead of them ('' as path) the whole graph.
+        modules: the modules in the order in which they first ran, before them ('' as path) the whole graph.
         weight_bytes: the memory of parameters and buffers.
         input_bytes: the memory of the inputs.
         kept_bytes: the memory that is alive at the end: outputs and, with gradients, what the backward pass needs.

@@ -20,7 +20,7 @@ def eliminate_common_subexpressions(gm: GraphModule) -> bool:
 
     Taken are reads of attributes, functions and operators that are known only to compute a value, and modules of torch
     that do so in the mode in which they are; if that differs between train and eval mode, the graph checks the mode
-    from then on. Left alone are values that somebody writes, before or behind, and pairs that are both returned, so
+    from then on. Left alone are values that somebody writes, before or after, and pairs that are both returned, so
     that the caller does not get one tensor twice. The first call stays, under its name. Returns whether anything was
     merged. O(nodes + edges).
     """

@@ -12,11 +12,11 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import first_argument
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import replace_inputs
+from featx.ir.torch_layers import DROPOUTS
 from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.tracing.guards.guards import require_mode
 
-_MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # Each with the position and the name of the argument that says whether it is training, and with its default.
 _FUNCTIONS: dict[Any, tuple[int, str, bool]] = {
     functional.dropout: (2, "training", True),
@@ -70,7 +70,7 @@ def _kind_of(gm: GraphModule, node: Node, module: nn.Module | None) -> Any:
     """Return the class or function of a dropout that drops nothing, None for another node."""
     if module is not None:
         is_off = not gm.training and not module.training and not has_hooks(module) and "forward" not in module.__dict__
-        return type(module) if type(module) in _MODULES and is_off else None
+        return type(module) if type(module) in DROPOUTS and is_off else None
     if node.op != "call_function" or node.target not in _FUNCTIONS:
         return None
     position, name, default = _FUNCTIONS[node.target]

@@ -1,4 +1,4 @@
-"""Fold batch norms into the convolutions and linear layers ahead of them."""
+"""Fold batch norms into the convolutions and linear layers before them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from featx.module import GraphModule, check_graph_module
 from featx.passes.layers import Layers, add_layer, in_float64, parameter_like, scaled_by_outputs, with_weights
 from featx.rewrite.unused import remove_unused_modules
 from featx.tracing.guards.forms import form_of
-from featx.tracing.guards.guards import check_form, require_mode
+from featx.tracing.guards.guards import add_check, check_form, require_mode
 
 _Layer: TypeAlias = (
     nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear
@@ -33,7 +33,7 @@ _NORM_OF: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def fuse_conv_bn(gm: GraphModule) -> bool:
-    """Replace each convolution (or linear layer) and the batch norm behind it by one layer with fused weights.
+    """Replace each convolution (or linear layer) and the batch norm after it by one layer with fused weights.
 
     The new layers are modules of `gm` alone, `layer1_0_conv1_fused` for `layer1.0.conv1`; layers that the graph no
     longer calls leave `gm`, and whoever else has them is not touched. The node of the norm stays and stands for both.
@@ -100,8 +100,7 @@ def _fuse(gm: GraphModule, layer: Node, norm: Node) -> None:
         form = form_of(torch.empty((0,) * _usual_rank(one)))
         with gm.graph.inserting_before(layer):
             what = f"the input of '{layer.name}', which '{norm.name}' was fused with"
-            check = gm.graph.call_function(check_form, (value, form, what))
-        check.meta["is_guard"] = True
+            add_check(gm.graph, check_form, value, form, what)
     # Not at the place of the norm: the input of the layer may have been overwritten there.
     layer.append(norm)
     norm.target, norm.args, norm.kwargs = name, layer.args, layer.kwargs

@@ -57,7 +57,7 @@ class PassManager:
         """Run the passes over `gm` and return whether any of them changed it.
 
         The graph is verified, and the checks are run, before the first pass and after each. Where something raises, the
-        passes ahead of it have been run.
+        passes before it have been run.
 
         Raises:
             PassError: a pass or check raised, or a pass returned something else than a bool; it says which pass.

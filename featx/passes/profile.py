@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.errors import ArgumentTypeError, InputError
 from featx.interpret.interpreter import Interpreter
+from featx.ir.names import shown_name
 from featx.ir.node import Node
 from featx.ir.text import format_target
 from featx.passes.hierarchy import Hierarchy
@@ -138,7 +139,7 @@ def _report(interpreter: _TimingInterpreter, call_seconds: float, repeats: int) 
         took = median(times)
         target = format_target(node.target)
         share = took / total if total else 0.0
-        name = node.meta.get("qualified_name", node.name)
+        name = shown_name(node)
         nodes.append(NodeTime(node.name, node.op, target, around[-1], took, min(times), max(times), share, name))
         for path in around:
             sums.setdefault(path, []).append(took)

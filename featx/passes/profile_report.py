@@ -52,7 +52,7 @@ class ProfileReport:
 
     Attributes:
         nodes: the nodes in their order, without inputs and output.
-        modules: the modules in the order in which they first ran, ahead of them ('' as path) the whole graph.
+        modules: the modules in the order in which they first ran, before them ('' as path) the whole graph.
         seconds: the sum over the nodes.
         call_seconds: the median time of a call of the module as a whole.
         repeats: how often each was measured.

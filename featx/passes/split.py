@@ -1,4 +1,4 @@
-"""Split a graph module into children, by a function of its nodes or behind chosen nodes."""
+"""Split a graph module into children, by a function of its nodes or after chosen nodes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def split_module(
 
 
 def split_at(gm: GraphModule, names: Iterable[str | Node]) -> GraphModule:
-    """Return a module that computes what `gm` does in stages `submod_0`, `submod_1`..., cut behind the named nodes.
+    """Return a module that computes what `gm` does in stages `submod_0`, `submod_1`..., cut after the named nodes.
 
     A node is named by itself, by its name, or by the path of a module, which means the last node in it. Each stage
     holds what `gm` computes between two cuts; see `split_module`. `gm` is not changed. O(nodes + edges).
@@ -89,7 +89,7 @@ def split_at(gm: GraphModule, names: Iterable[str | Node]) -> GraphModule:
     """
     cuts = sorted(set(find_nodes(check_graph_module(gm), names)))
     if not cuts:
-        raise PassError("split_at needs at least one node to cut behind")
+        raise PassError("split_at needs at least one node to cut after")
     stages: dict[Node, int] = {}
     stage = 0
     for node in gm.graph.nodes:
@@ -99,6 +99,6 @@ def split_at(gm: GraphModule, names: Iterable[str | Node]) -> GraphModule:
     used = {stages[node] for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr", "output")}
     for number, cut in enumerate([*cuts, None]):
         if number not in used:
-            where = f"behind '{cuts[-1].name}'" if cut is None else f"before the cut behind '{cut.name}'"
+            where = f"after '{cuts[-1].name}'" if cut is None else f"before the cut after '{cut.name}'"
             raise PassError(f"a stage would be empty: nothing is computed {where}; leave that cut out")
     return split_module(gm, None, stages.__getitem__)

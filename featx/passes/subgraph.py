@@ -24,7 +24,7 @@ def extract_subgraph(
 
     Nodes are named by themselves, by their names, or by the path of a module, which means the last node in it. The
     module takes one positional argument for each input, and returns a tuple, or one value if `outputs` is one node and
-    not a list. Values are as they were when `gm` computed them: one that is overwritten behind that is cloned. An input
+    not a list. Values are as they were when `gm` computed them: one that is overwritten after that is cloned. An input
     of `gm` that has a default, and that the outputs need and that is not given, follows with that default.
 
     What the outputs need and the inputs give is kept, writes into its memory and guards included. Random draws that
@@ -62,7 +62,7 @@ def extract_subgraph(
 class _Cut:
     """What must run to get from the given values to the wanted ones: `kept`, without the given nodes.
 
-    `overwritten` are the wanted nodes whose memory is written behind them.
+    `overwritten` are the wanted nodes whose memory is written after them.
     """
 
     def __init__(self, gm: GraphModule, given: list[Node], wanted: list[Node]) -> None:
@@ -107,7 +107,7 @@ class _Cut:
                 pending.append(other)
 
     def _writers_for(self, reader: Node) -> Iterator[Node]:
-        """Yield what writes the memory that `reader` reads, ahead of it."""
+        """Yield what writes the memory that `reader` reads, before it."""
         cells = self.accesses.reads(reader)
         if self._is_seeded and self.accesses.effects.of(reader).is_random:
             cells.add(DRAWS)
@@ -129,7 +129,7 @@ class _Cut:
             self._asked[cell] = done
 
     def _need_state_writers(self) -> None:
-        """Need what writes state of the model that is read, also behind the reader: the next call sees it."""
+        """Need what writes state of the model that is read, also after the reader: the next call sees it."""
         state = self.accesses.state
         done = 0
         while done < len(self._read):
@@ -160,7 +160,7 @@ class _Cut:
         return available
 
     def _checks(self) -> Iterator[Node]:
-        """Yield the checks ahead of the last wanted node that can be made without running more than they ask for."""
+        """Yield the checks before the last wanted node that can be made without running more than they ask for."""
         end = max(self._wanted)
         computable, formal = set(self._given | self.kept), set(self._given | self.kept)
         for node in self._nodes:
@@ -205,7 +205,7 @@ class _Cut:
                 if not is_given or (writer.label > start and cell in self._read):
                     raise PassError(
                         f"'{nodes[0].name}' and '{nodes[1].name}' share memory that {quoted(writer)} writes, which a "
-                        "value given from outside cannot; give one of them, or a node ahead of both, as input"
+                        "value given from outside cannot; give one of them, or a node before both, as input"
                     )
 
     def _roots_in(self, node: Node) -> Iterator[int]:

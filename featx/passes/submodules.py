@@ -125,7 +125,7 @@ class Regrouping:
         reasons: list[str] = []
         for second, first in itertools.pairwise(cycle):
             before, behind = self._edges[first, second]
-            how = "reads" if before in behind.all_input_nodes else "must run behind"
+            how = "reads" if before in behind.all_input_nodes else "must run after"
             reasons.append(f"{quoted(behind)} ({self._names[second]}) {how} {quoted(before)} ({self._names[first]})")
         return PassError(
             f"the parts {sorted({str(self._names[unit]) for unit in cycle})} cannot run one after the other: "

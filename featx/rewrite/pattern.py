@@ -88,7 +88,7 @@ class Pattern:
 
     `placeholders` are its inputs, `returning` the nodes that it returns, each once, `anchors` those of them that
     nothing else in it reads: a match is followed from there to the inputs. `links[k]` are the ways to the anchor `k`
-    from what the anchors ahead of it reach; `attributes` call modules or read tensors. Made in O(nodes + edges).
+    from what the anchors before it reach; `attributes` call modules or read tensors. Made in O(nodes + edges).
 
     Raises:
         PatternError: the graph computes nothing, or has an input or a node that its outputs do not depend on.
@@ -133,7 +133,7 @@ class Pattern:
         return ", ".join([f"{node.op} '{node.name}'" for node in self.graph.nodes])
 
     def _trees(self) -> Iterator[dict[Node, Node | None]]:
-        """Yield for each anchor what it, and none ahead of it, depends on, each with the reader that led there."""
+        """Yield for each anchor what it, and none before it, depends on, each with the reader that led there."""
         seen: set[Node] = set()
         for anchor in self.anchors:
             tree: dict[Node, Node | None] = {anchor: None}

@@ -1,4 +1,4 @@
-"""Find the point of a graph where a replacement goes: behind all that it reads, ahead of all that reads it."""
+"""Find the point of a graph where a replacement goes: after all that it reads, before all that reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from featx.rewrite.site import Site
 
 
 def point_behind(site: Site) -> Node:
-    """Return the node behind the last one of the match."""
+    """Return the node after the last one of the match."""
     return site.nodes[-1].next
 
 
@@ -20,10 +20,10 @@ def point_anywhere(
     may_move: Callable[[Node], bool],
     inputs_of: Callable[[Node], Iterable[Node]],
 ) -> Node | None:
-    """Return the node ahead of which the replacement goes, or None if there is no such point.
+    """Return the node before which the replacement goes, or None if there is no such point.
 
-    That is the first reader of what the match returns, as in torch.fx, if all `inputs` stand ahead of it. If they do
-    not, those that stand behind it are moved up, with what they depend on, where `may_move` allows that. Readers among
+    That is the first reader of what the match returns, as in torch.fx, if all `inputs` stand before it. If they do
+    not, those that stand after it are moved up, with what they depend on, where `may_move` allows that. Readers among
     `gone` do not count. `inputs_of` tells what a node will read when the rewriting is done. O(readers + moved nodes).
     """
     inside = set(site.nodes)
@@ -51,7 +51,7 @@ def _late(
     may_move: Callable[[Node], bool],
     inputs_of: Callable[[Node], Iterable[Node]],
 ) -> list[Node] | None:
-    """Return, in graph order, what of `inputs` and their inputs stands behind `first`; None if some must stay there."""
+    """Return, in graph order, what of `inputs` and their inputs stands after `first`; None if some must stay there."""
     late: set[Node] = set()
     waiting = [node for node in inputs if node >= first]
     while waiting:

@@ -87,7 +87,7 @@ def replace_pattern_with_filters(
     A match stays as it is where replacing it could change what the rest of the graph computes: something between its
     nodes writes what it reads, or reads what it writes; its result shares memory with a value that is written later
     and that of the replacement does not, or the other way round; an input of it is computed from an output of it.
-    Unknown code counts as writing its arguments (see `ir/effects.py`). Otherwise the replacement goes ahead of the
+    Unknown code counts as writing its arguments (see `ir/effects.py`). Otherwise the replacement goes before the
     first reader of the result, or where the last node of the match was.
 
     In `replacement`, a module or parameter at a path that the pattern has too is the one that was matched, with its

@@ -100,7 +100,7 @@ class Replacement:
 def memory_of(nodes: Iterable[Node], effects: Effects) -> tuple[dict[Node, frozenset[Node]], frozenset[Node]]:
     """Return which memory the values of `nodes` may share, and which memory from outside the nodes write.
 
-    The first is, for each node, the nodes ahead of `nodes` or among them that the memory comes from. What is only
+    The first is, for each node, the nodes before `nodes` or among them that the memory comes from. What is only
     feared of code that is not known does not count. O(nodes + edges).
     """
     roots: dict[Node, frozenset[Node]] = {}

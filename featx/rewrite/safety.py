@@ -24,7 +24,7 @@ _Root: TypeAlias = Node | str
 class Place(enum.Enum):
     """Where a replacement may go."""
 
-    BEHIND = "right behind the last node of the match"
+    BEHIND = "right after the last node of the match"
     ANYWHERE = "wherever its inputs and its readers allow"
 
 
@@ -84,7 +84,7 @@ def _is_quiet(graph: Graph, effects: Effects) -> bool:
 
 
 def _is_run(site: Site) -> bool:
-    """Say whether the nodes of a match stand one behind the other, and ahead of the first node that reads them."""
+    """Say whether the nodes of a match stand one after the other, and before the first node that reads them."""
     nodes = site.nodes
     behind = nodes[0]
     for node in nodes:

@@ -46,7 +46,7 @@ class Timeline:
         # Only what is written makes a difference to those who read it.
         self._watched = self._further_writes.union(self._writes, map(memory.of, others))
         self._touches: dict[int, list[int]] = {group: [] for group in self._watched}
-        # For each memory, where its values are made and where they and those ahead of them are read last.
+        # For each memory, where its values are made and where they and those before them are read last.
         self._made: dict[int, list[int]] = {group: [] for group in self._watched}
         self._read: dict[int, list[int]] = {group: [] for group in self._watched}
         # How many calls reach it by a path of the model.
@@ -129,14 +129,14 @@ class Timeline:
         return not ((draws or writes or checks) and _count(self._checks, low, high) > checks)
 
     def is_written_after(self, value: Node, nodes: Sequence[Node]) -> bool:
-        """Say whether anything but `nodes` writes the memory of `value` behind the first of them."""
+        """Say whether anything but `nodes` writes the memory of `value` after the first of them."""
         group = self._memory.of(value)
         own = sum(group in self._memory.written_by(node) for node in nodes)
         places = self._writes.get(group, ())
         return len(places) - bisect_left(places, self._positions[nodes[0]]) > own or group in self._further_writes
 
     def is_read_after(self, value: Node, nodes: Sequence[Node]) -> bool:
-        """Say whether something behind `nodes` reads the memory of `value` by a name from ahead of them.
+        """Say whether something after `nodes` reads the memory of `value` by a name from before them.
 
         Memory of the model has its paths for names: whoever else follows one of them reads it, at the latest in the
         next call.

@@ -177,7 +177,7 @@ def test_tar_that_is_damaged_is_refused(net: Net, tmp_path: Path, damage: str) -
         data[places[3] + 150] ^= 1  # in its checksum
     end = {"cut between members": places[3], "cut in a header": places[3] + 100}.get(damage, len(data))
     path.write_bytes(data[:end])
-    with pytest.raises(featx.ExtractionError, match=f"damaged or cut off at byte {places[3]}, behind 3 files"):
+    with pytest.raises(featx.ExtractionError, match=f"damaged or cut off at byte {places[3]}, after 3 files"):
         run(net, path, tmp_path / "features")
 
 

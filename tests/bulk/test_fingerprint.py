@@ -184,7 +184,7 @@ def decorated(factor: float) -> Any:
 
 
 PAIRS: dict[str, tuple[Any, Any]] = {
-    "behind an installed decorator": (decorated(1.0), decorated(2.0)),
+    "after an installed decorator": (decorated(1.0), decorated(2.0)),
     "names without source": (compiled("def f(x): return x.amax(1)"), compiled("def f(x): return x.amin(1)")),
     "a private number of a module": (Holder(1.0), Holder(2.0)),
     "a global dict with another object": (

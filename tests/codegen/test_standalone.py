@@ -449,3 +449,33 @@ def test_function_of_the_user_that_is_applied_to_a_feature_stands_alone(function
     with torch.no_grad():
         assert torch.equal(found["v"], function(model[0](X)))
         assert torch.equal(found["relu"], model(X))
+
+
+class Embeds(nn.Module):
+    """Its file is needed to build it, so that it is looked into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids)
+
+
+class OfIds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeds, self.last = Embeds(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embeds((x * 9).long()))
+
+
+def test_an_extractor_that_begins_at_integers(tmp_path: Path) -> None:
+    model = OfIds().eval()
+    extractor = featx.create_feature_extractor(
+        model, ["embeds", "last"], inputs=["long"], example_inputs=torch.rand(2, 3), suppress_diff_warning=True
+    )
+    alone = written(extractor.eval(), tmp_path / "code")()
+    ids = torch.tensor([[1, 9], [0, 4]])
+    assert torch.equal(alone(ids)["last"], model.last(model.embeds(ids)))

@@ -19,7 +19,7 @@ class Block(nn.Module):
 
 
 class Twice(nn.Module):
-    """Calls one block twice, once more behind something else, and a module with a single operation in it."""
+    """Calls one block twice, once more after something else, and a module with a single operation in it."""
 
     def __init__(self) -> None:
         super().__init__()

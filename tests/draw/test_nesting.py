@@ -18,7 +18,7 @@ class Inner(nn.Module):
 
 
 def split() -> featx.GraphModule:
-    """Return a graph that calls one graph module twice, as splitting a model leaves it behind."""
+    """Return a graph that calls one graph module twice, as splitting a model leaves it after."""
     inner = featx.symbolic_trace(Inner())
     graph = featx.Graph()
     x, scale = graph.placeholder("x"), graph.placeholder("scale")

@@ -287,7 +287,7 @@ def empty_graph() -> featx.Graph:
 
 
 def long_way(x: Tensor) -> Tensor:
-    """A value that is read a long way behind where it is made, and many times."""
+    """A value that is read a long way after where it is made, and many times."""
     first = x
     for _ in range(150):
         x = torch.relu(x) + torch.sin(x)

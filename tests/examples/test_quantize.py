@@ -51,7 +51,7 @@ def test_layers_that_follow_one_another_stay_in_8_bits(example: Any) -> None:
     with torch.no_grad():
         int8 = example.quantize(small(), [torch.randn(8, 3, 16, 16)])
     back = int8.graph.find_nodes(op="call_method", target="dequantize")
-    # Behind the second relu, which Flatten reads in floats, and behind the last layer.
+    # After the second relu, which Flatten reads in floats, and after the last layer.
     assert len(back) == 2
     quantizers = [node for node in int8.graph.nodes if node.op == "call_module" and node.target.endswith("_in")]
     assert len(quantizers) == 2

@@ -29,7 +29,7 @@ class BySize(nn.Module):
 
 
 class ByValue(nn.Module):
-    """Counts batches, draws, and overwrites its input, all ahead of a branch on a value."""
+    """Counts batches, draws, and overwrites its input, all before a branch on a value."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -178,7 +178,7 @@ def test_operation_inside_a_default_leaf_can_be_asked_for(capture: Capture) -> N
     assert same(extractor(x)["1.mul"], capture(model, ["1"], x)["1"][0])
 
 
-# -- what comes behind -------------------------------------------------------------------------------------------------
+# -- what comes after --------------------------------------------------------------------------------------------------
 
 
 class BadTail(nn.Module):

@@ -146,7 +146,7 @@ def test_multihead_attention_of_torch(options: dict[str, Any], batch_first: bool
     expected = attention(q, k, v, key_padding_mask=padding, average_attn_weights=False)[1]
     assert torch.equal(found["attention.probabilities"], expected)
     assert torch.equal(found["output"], model(q, k, v, padding))
-    # In train mode the model draws what it would draw without them, and they are those ahead of dropout.
+    # In train mode the model draws what it would draw without them, and they are those before dropout.
     extractor.train()
     torch.manual_seed(1)
     found = extractor(q, k, v, padding)

@@ -1,4 +1,4 @@
-"""create_backbone: maps at strides and behind blocks, found in the model."""
+"""create_backbone: maps at strides and after blocks, found in the model."""
 
 from __future__ import annotations
 
@@ -522,7 +522,7 @@ def test_models_of_transformers_that_declare_nothing() -> None:
     assert is_equal(backbone(x), [each[:, 1:].mT.reshape(2, 24, 4, 4) for each in states[2:4]])
 
 
-# A class token, with a distillation token, or with four register tokens, ahead of those of 4 x 4 patches.
+# A class token, with a distillation token, or with four register tokens, before those of 4 x 4 patches.
 VISION_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int]] = {
     "DeiT": ("DeiTModel", {}, 2),
     "CLIP": ("CLIPVisionModel", {}, 1),
@@ -565,7 +565,7 @@ def test_stages_of_transformers_that_a_container_has() -> None:
 
 
 class Places(nn.Module):
-    """Puts three tokens ahead of those of patches, or behind them."""
+    """Puts three tokens before those of patches, or after them."""
 
     def __init__(self, *, ahead: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What forward does behind the requested values decides nothing about them: it fixes no length, dtype or value."""
+"""What forward does after the requested values decides nothing about them: it fixes no length, dtype or value."""
 
 from __future__ import annotations
 

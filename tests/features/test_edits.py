@@ -282,7 +282,7 @@ def test_patterns_of_operations(model: nn.Module) -> None:
     found = extractor_of(model, ["output"], edits={"layer[12].*.add": featx.zero})(X)
     each = {f"layer{stage}.{block}.add": featx.zero for stage in (1, 2) for block in (0, 1)}
     assert torch.equal(found["output"], extractor_of(model, ["output"], edits=each)(X)["output"])
-    # Behind the zeros of layer2.1.add there is its relu alone.
+    # After the zeros of layer2.1.add there is its relu alone.
     zeros = model.layer4(model.layer3(torch.zeros(2, 128, 4, 4)))  # type: ignore[operator]
     assert torch.equal(found["output"], model.fc(zeros.mean((2, 3))))  # type: ignore[operator]
 

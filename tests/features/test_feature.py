@@ -149,7 +149,7 @@ TOKENS: dict[str, tuple[Feature, Callable[[torch.Tensor], torch.Tensor], str]] =
 
 
 class Tokens(nn.Module):
-    """Patches of 8 x 8 pixels behind two tokens of another kind; any size of image."""
+    """Patches of 8 x 8 pixels after two tokens of another kind; any size of image."""
 
     num_prefix_tokens = 2
 

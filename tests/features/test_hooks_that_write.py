@@ -35,8 +35,8 @@ HOOKS: dict[str, Callable[[nn.Sequential], Any]] = {
     "of a module inside": lambda block: block[0].register_forward_pre_hook(double),
     "a partial function": lambda block: block.register_forward_pre_hook(functools.partial(add, 3)),
     "an object": lambda block: block.register_forward_pre_hook(Doubles()),
-    "behind, its input": lambda block: block.register_forward_hook(lambda m, args, output: double(m, args)),
-    "behind, its output": lambda block: block.register_forward_hook(Doubles().behind),
+    "after, its input": lambda block: block.register_forward_hook(lambda m, args, output: double(m, args)),
+    "after, its output": lambda block: block.register_forward_hook(Doubles().behind),
 }
 
 
@@ -52,7 +52,7 @@ def test_features_are_what_the_modules_returned(kind: str, names: list[str]) -> 
         extractor = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))
         found = extractor(x)
         seen: dict[str, torch.Tensor] = {}
-        for path in ("0", "1", "1.0", "2"):  # behind the hooks that write
+        for path in ("0", "1", "1.0", "2"):  # after the hooks that write
             module = model.get_submodule(path)
             module.register_forward_hook(lambda m, args, output, path=path: seen.update({path: output.clone()}))
         seen["output"] = model(x)

@@ -12,7 +12,7 @@ import featx
 
 
 class Counting(nn.Module):
-    """Counts its calls in an attribute, ahead of everything that can be asked for."""
+    """Counts its calls in an attribute, before everything that can be asked for."""
 
     def __init__(self) -> None:
         super().__init__()

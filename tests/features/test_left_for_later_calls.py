@@ -101,7 +101,7 @@ def test_a_start_behind_it_needs_the_input_that_it_reads(kind: type[nn.Module], 
     model = Forecaster(kind, goes_on=True).eval()
     if has_run:
         model(inputs(5))
-    with pytest.raises(featx.RequestError, match=r"'norm.*' lies ahead of the inputs and changes .* have 'x' too"):
+    with pytest.raises(featx.RequestError, match=r"'norm.*' lies before the inputs and changes .* have 'x' too"):
         featx.create_feature_extractor(model, ["output"], inputs=["body"], example_inputs=inputs(0))
     extractor = featx.create_feature_extractor(model, ["output"], inputs=["body", "x"], example_inputs=inputs(0))
     x, other = inputs(1), inputs(2)

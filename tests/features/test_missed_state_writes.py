@@ -1,4 +1,4 @@
-"""Writes to the model's state, behind the requested value, under conditions that did not hold for the example.
+"""Writes to the model's state, after the requested value, under conditions that did not hold for the example.
 
 What a later call computes is compared with a hook on a copy of the model that has made the same calls.
 """
@@ -17,7 +17,7 @@ import featx
 
 
 class Scaled(nn.Module):
-    """The requested value, `act`, reads `scale`; subclasses write that behind it, for large inputs."""
+    """The requested value, `act`, reads `scale`; subclasses write that after it, for large inputs."""
 
     def __init__(self) -> None:
         super().__init__()

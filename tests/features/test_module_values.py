@@ -216,7 +216,7 @@ def test_module_that_is_called_once_needs_no_run_behind_it(caplog: pytest.LogCap
 
 
 class Detects(nn.Module):
-    """Says what it computes behind the point at which a trace without values ends."""
+    """Says what it computes after the point at which a trace without values ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Detects(nn.Module):
         y = self.block(x)
         if float(y.detach().sum()) > 1e9:
             y = self.block(x * 2)
-        print("behind", float(y.detach().abs().sum()) > 0)  # noqa: T201
+        print("after", float(y.detach().abs().sum()) > 0)  # noqa: T201
         return y
 
 
@@ -237,7 +237,7 @@ def test_run_behind_the_last_node_computes_no_convolutions_of_guessed_inputs(
     """What forward does there depends on values that are arbitrary, and a detector would take many seconds."""
     model, x = Detects().eval(), torch.rand(1, 3, 8, 8)
     extractor = featx.create_feature_extractor(model, ["block"], example_inputs=None if is_guessed else x)
-    assert f"behind {not is_guessed}" in capsys.readouterr().out
+    assert f"after {not is_guessed}" in capsys.readouterr().out
     assert torch.equal(extractor(x)["block"], model(x))
 
 

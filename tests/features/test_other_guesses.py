@@ -14,7 +14,7 @@ from featx import Feature
 
 
 class LeNet(nn.Module):
-    """For digits of 32 pixels, or for others by `places`: how many are left ahead of the first linear layer."""
+    """For digits of 32 pixels, or for others by `places`: how many are left before the first linear layer."""
 
     def __init__(self, places: int = 5) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def test_relative_positions_say_nothing_of_the_size() -> None:
 
 
 class AsksForValues(nn.Module):
-    """Runs with the first guess, and asks for values behind what is requested."""
+    """Runs with the first guess, and asks for values after what is requested."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -222,7 +222,7 @@ def test_value_is_the_one_that_was_computed_and_only_what_is_written_later_is_cl
         assert same(dict(sorted(result.items())), {name: twin.notes[name] for name in sorted(names.split())})
     clones = [node.args[0].name for node in extractor.graph.nodes if node.target is clone_tensors]
     if compute is by_a_module_twice and training:
-        cloned = cloned or "norm"  # its second call writes statistics, so it runs, and the relu ahead of it
+        cloned = cloned or "norm"  # its second call writes statistics, so it runs, and the relu before it
     assert sorted(clones) == sorted(cloned.split())
 
 
@@ -595,7 +595,7 @@ class ReturnsItsInputForSomeSizes(nn.Module):
 
 
 class WritesAroundIt(nn.Module):
-    """Writes the input of such a call behind it, or its result, and reads the other one."""
+    """Writes the input of such a call after it, or its result, and reads the other one."""
 
     def __init__(self, kind: str, writes_input: bool) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ import featx
 
 
 class Pools(nn.Module):
-    """Has batch norm ahead of the check that large images fail."""
+    """Has batch norm before the check that large images fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_statistics_of_a_graph_that_did_not_hold_are_put_back() -> None:
 
 
 class Decides(nn.Module):
-    """Decides by the values of an input, behind batch norm and dropout."""
+    """Decides by the values of an input, after batch norm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Teacher(nn.Module):
 
 
 class Follows(nn.Module):
-    """Calls such a module ahead of a decision by a value, which goes another way from the third call on."""
+    """Calls such a module before a decision by a value, which goes another way from the third call on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def test_requested_module_that_does_not_run_for_an_input_is_named() -> None:
 
 
 class TakesSparse(nn.Module):
-    """Has batch norm ahead of a check, and a sparse input."""
+    """Has batch norm before a check, and a sparse input."""
 
     def __init__(self) -> None:
         super().__init__()

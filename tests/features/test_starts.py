@@ -311,7 +311,7 @@ def test_the_inputs_from_which_a_missing_value_follows_are_named_too() -> None:
 
 def test_a_requested_value_ahead_of_the_start_is_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
-    with pytest.raises(featx.RequestError, match=r"'0' is requested and does not follow from '1': it lies ahead"):
+    with pytest.raises(featx.RequestError, match=r"'0' is requested and does not follow from '1': it lies before that"):
         featx.create_feature_extractor(model, ["0"], inputs=["1"], example_inputs=torch.rand(2, 4))
 
 

@@ -237,7 +237,7 @@ def test_cases_that_assign_before_they_read_are_taken(adaptive: bool | None) -> 
 
 
 class Splits(Base):
-    """Uses one of two parts, and a size behind them."""
+    """Uses one of two parts, and a size after them."""
 
     def forward(self, x: Tensor) -> Tensor:
         parts, form = self.proj(x).chunk(2, 1), x.shape

@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[Any, Callable[[Any, Tensor], Any], Callable[[Tensor, Any]
 
 
 def refuses_or_agrees(extractor: nn.Module, model: nn.Module, calls: list[dict[str, Any]]) -> bool:
-    """Run the calls; say whether one was refused. Ahead of that all values are those of the model."""
+    """Run the calls; say whether one was refused. Before that all values are those of the model."""
     for call in calls:
         try:
             found = extractor(**call)["output"]
@@ -98,7 +98,7 @@ class OtherKeys(nn.Module):
 
 
 class AtTheEnd(nn.Module):
-    """Does more behind all that the other call does."""
+    """Does more after all that the other call does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What modules that are kept whole return of the model's own tensors, and what they write behind a requested value."""
+"""What modules that are kept whole return of the model's own tensors, and what they write after a requested value."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_buffer_that_a_module_returns_is_as_it_was(count: int | None) -> None:
 
 
 class MeanTeacher(nn.Module):
-    """Moves its teacher by `data`, which cannot be followed, behind the value that the teacher computes."""
+    """Moves its teacher by `data`, which cannot be followed, after the value that the teacher computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ class Target(nn.Module):
 
 
 class Bootstrapped(nn.Module):
-    """Moves its target, a module of a class of its own, by `data` behind the call of it, as BYOL does."""
+    """Moves its target, a module of a class of its own, by `data` after the call of it, as BYOL does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ def test_weights_of_a_module_that_is_kept_whole_may_be_read_in_the_next_call() -
 
 
 class Reset(nn.Module):
-    """Replaces or writes what its target holds, behind the call of it, by what is no torch call."""
+    """Replaces or writes what its target holds, after the call of it, by what is no torch call."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -330,7 +330,7 @@ def test_weights_may_be_given_other_values_without_a_call_that_fails(how: str) -
 
 
 class Steps(nn.Module):
-    """Moves its own weights in each call, and is called by a model that asks for a number behind it."""
+    """Moves its own weights in each call, and is called by a model that asks for a number after it."""
 
     def __init__(self) -> None:
         super().__init__()

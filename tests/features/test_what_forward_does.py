@@ -70,7 +70,7 @@ def test_input_that_was_an_array_may_not_be_a_tensor() -> None:
 
 
 class Queue(nn.Module):
-    """Keeps the last keys in a ring, as contrastive learning does, behind the feature that reads them."""
+    """Keeps the last keys in a ring, as contrastive learning does, after the feature that reads them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Queue(nn.Module):
 
 
 class Centered(nn.Module):
-    """Writes its mean behind a check of values."""
+    """Writes its mean after a check of values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Outside(Centered):
             raise ValueError("nan")
         SEEN.add_(y.detach().mean(0))
         TABLES["last"] = y.detach()
-        raise ValueError("behind all that is wanted")
+        raise ValueError("after all that is wanted")
 
 
 def test_search_for_writes_leaves_globals_and_the_generator() -> None:

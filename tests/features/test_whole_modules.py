@@ -170,7 +170,7 @@ def gradient_hook(module: nn.Module, calls: list[str]) -> Any:
     )
 
 
-@pytest.mark.parametrize("is_early", [True, False], ids=["before the trace", "behind it"])
+@pytest.mark.parametrize("is_early", [True, False], ids=["before the trace", "after it"])
 @pytest.mark.parametrize("path", ["first", "first.linear", "blocks.1"])
 @pytest.mark.parametrize("add", [forward_hook, keyword_hook, early_hook, gradient_hook])
 def test_hook_of_a_whole_module_runs_once_and_changes_what_it_changes_in_the_model(
@@ -404,7 +404,7 @@ class Scripted(nn.Module):
 
 
 class AroundTheWriter(nn.Module):
-    """Reads its value `linear` again behind a module that may have written it."""
+    """Reads its value `linear` again after a module that may have written it."""
 
     def __init__(self, writer: nn.Module) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ import featx
 
 
 def peak_of(call: Any) -> tuple[int, int]:
-    """The bytes that tensors take at most during a call, and those that they take behind it, beside those before it."""
+    """The bytes that tensors take at most during a call, and those that they take after it, beside those before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

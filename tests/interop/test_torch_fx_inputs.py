@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str,
     "keywords": (keywords, [((X,), {"y": Y})]),
     "everything": (everything, [((X, Y), {"scale": 2.0, "y": Y}), ((X, Y), {"scale": 2.0, "y": Y, "shift": 0.0})]),
     "keyword only": (keyword_only, [((X,), {"scale": 3.0}), ((X,), {"shift": 2.0, "scale": 3.0})]),
-    "behind a default": (keyword_only_behind_a_default, [((X,), {"scale": 3.0}), ((X, Y), {"scale": 3.0})]),
+    "after a default": (keyword_only_behind_a_default, [((X,), {"scale": 3.0}), ((X, Y), {"scale": 3.0})]),
     "builtin names": (builtin_names, [((X, Y, X, Y), {}), ((X, Y), {"device": X, "slice": Y})]),
 }
 
@@ -88,7 +88,7 @@ def test_inputs_are_taken_as_the_function_takes_them(name: str, assert_same: Any
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CALLS if name not in ("everything", "keywords", "keyword only", "behind a default")]
+    "name", [name for name in CALLS if name not in ("everything", "keywords", "keyword only", "after a default")]
 )
 def test_inputs_of_a_trace_of_torch_fx_are_taken_as_it_takes_them(name: str, assert_same: Any) -> None:
     function, calls = CALLS[name]

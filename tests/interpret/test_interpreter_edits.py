@@ -129,7 +129,7 @@ def test_no_value_is_dropped_by_what_was_known_before_an_edit() -> None:
         module.graph.output_node().args = (last,)
 
     module, _, second = two_steps()
-    # `add` was last read by `mul`, and is read again behind it now.
+    # `add` was last read by `mul`, and is read again after it now.
     assert Editing(module, edit).run(X) == 4
 
 

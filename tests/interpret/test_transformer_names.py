@@ -62,7 +62,7 @@ def test_names_that_nobody_would_number_so_are_kept() -> None:
 
 
 class Before(Transformer):
-    """Puts a relu ahead of each relu."""
+    """Puts a relu before each relu."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any):
         if target is torch.relu:
@@ -71,7 +71,7 @@ class Before(Transformer):
 
 
 class After(Transformer):
-    """Puts an absolute value behind each relu."""
+    """Puts an absolute value after each relu."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any):
         result = super().call_function(target, args, kwargs)

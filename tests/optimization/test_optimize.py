@@ -492,7 +492,7 @@ def test_validation_inputs_that_the_extractor_refuses_are_left_out() -> None:
 
 
 class Positions(nn.Module):
-    """Adds waves of the positions of tokens, of which half precision has no digits far behind the example."""
+    """Adds waves of the positions of tokens, of which half precision has no digits far after the example."""
 
     def __init__(self, *, persistent: bool) -> None:
         super().__init__()

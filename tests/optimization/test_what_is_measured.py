@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import featx
 from featx.errors import ArgumentTypeError, OptimizationError
@@ -126,6 +127,24 @@ def test_model_and_example_stay_as_they_were() -> None:
     assert int(calls) == 0
     featx.create_feature_extractor(model.eval(), ["output"], example_inputs=x)(x)
     assert int(calls) == 1
+
+
+class Adapts(nn.Module):
+    """Updates the statistics of its batch norm in eval mode too, which counts no write of these buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
+
+
+def test_statistics_that_eval_mode_updates_stay_as_they_were() -> None:
+    adapts = Adapts()
+    optimized(nn.Sequential(adapts, nn.ReLU()), torch.rand(8, 4), budget=2)
+    assert adapts.norm.running_mean is not None
+    assert torch.equal(adapts.norm.running_mean, torch.zeros(4))
 
 
 def test_without_inputs_the_plan_says_what_errors_are_of() -> None:

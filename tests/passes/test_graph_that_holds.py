@@ -12,7 +12,7 @@ import featx
 
 
 class ByPadding(nn.Module):
-    """Leaves out a mask without padding, as text models do; the layer behind a mask has 16 times 16 weights."""
+    """Leaves out a mask without padding, as text models do; the layer after a mask has 16 times 16 weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def test_graph_that_a_pass_breaks_is_found_after_it() -> None:
         return True
 
     def never(gm: GraphModule) -> bool:
-        raise AssertionError("it runs behind a broken graph")
+        raise AssertionError("it runs after a broken graph")
 
     with pytest.raises(PassError, match="after pass 'breaks', lint raised GraphError: node 'add' reads 'relu' before"):
         PassManager([a, breaks, never]).run(traced())

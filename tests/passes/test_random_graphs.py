@@ -70,7 +70,7 @@ def test_edited_graph_does_what_it_did(change: Any, options: dict[str, bool]) ->
         return str(check_pass(change_and_count, choose, **options))
 
     assert for_random_graphs(check)["True"] > CASES // 2
-    assert changed[True] or change is fuse  # a norm right behind a linear layer is rare
+    assert changed[True] or change is fuse  # a norm right after a linear layer is rare
 
 
 def test_split_graph_does_what_it_did() -> None:
@@ -79,7 +79,7 @@ def test_split_graph_does_what_it_did() -> None:
 
         def split(gm: featx.GraphModule) -> featx.GraphModule:
             parts, width = 1 + choose(4), 1 + choose(8)
-            # Mostly one part behind the other; with a random part here and there, they need each other.
+            # Mostly one part after the other; with a random part here and there, they need each other.
             keys = {
                 node: choose(parts) if choose(8) == 7 else index // width % parts
                 for index, node in enumerate(gm.graph.nodes)

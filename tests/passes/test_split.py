@@ -155,7 +155,7 @@ def test_parts_that_need_each_other_are_refused_and_the_nodes_named() -> None:
 @pytest.mark.parametrize(
     ("forward", "keys"),
     [
-        # The read of x behind the write must not run before it, nor the one ahead of it after it.
+        # The read of x after the write must not run before it, nor the one before it after it.
         pytest.param(lambda x: (x * 2, x.add_(1), x * 3), [0, 1, 0], id="read, write, read"),
         pytest.param(lambda x: (y := x * 1)[0].add_(1) + torch.relu(y), [0, 0, 1, 0, 1], id="a view is written"),
         pytest.param(lambda x: (torch.rand(2), torch.rand(2), torch.rand(2), x), [0, 1, 0], id="draws"),
@@ -163,7 +163,7 @@ def test_parts_that_need_each_other_are_refused_and_the_nodes_named() -> None:
 )
 def test_order_of_effects_that_parts_cannot_keep_is_refused(forward: Callable[..., Any], keys: list[int]) -> None:
     gm = symbolic_trace(forward)
-    with pytest.raises(PassError, match="must run behind"):
+    with pytest.raises(PassError, match="must run after"):
         split_module(gm, None, keys_of(gm.graph, keys))
 
 
@@ -309,8 +309,8 @@ def test_stages_pass_on_what_is_read_later() -> None:
     [
         (["rleu"], NodeNameError, "Did you mean 'relu'"),
         ([], PassError, "at least one node"),
-        (["neg"], PassError, "nothing is computed behind 'neg'"),
-        (["x", "relu"], PassError, "before the cut behind 'x'"),
+        (["neg"], PassError, "nothing is computed after 'neg'"),
+        (["x", "relu"], PassError, "before the cut after 'x'"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(names: list[str], error: type[Exception], message: str) -> None:

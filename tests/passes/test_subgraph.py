@@ -93,7 +93,7 @@ def test_writes_into_what_is_given_are_kept_as_far_as_they_come_later() -> None:
     gm = symbolic_trace(forward)
     y = X * 2
     assert torch.equal(extract_subgraph(gm, ["mul"], "neg")(y.clone()), forward(X))
-    # Both writes come behind "mul"; only one comes behind "add_", which is given with what was written before.
+    # Both writes come after "mul"; only one comes after "add_", which is given with what was written before.
     assert torch.equal(extract_subgraph(gm, ["add_", "view"], "view")(y + 1, y.view(-1)), y.view(-1))
 
 

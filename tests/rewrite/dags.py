@@ -141,7 +141,7 @@ def rewritten(draw: Draw, pattern: Dag) -> Dag:
 
 
 def run(module: Any, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    """Return the outputs, the inputs as they are then, and a random number drawn behind."""
+    """Return the outputs, the inputs as they are then, and a random number drawn after."""
     given = [value.clone() for value in inputs]
     torch.manual_seed(3)
     result = module(*given)

@@ -1,4 +1,4 @@
-"""Replacements stand behind what they read and ahead of what reads them; what must move for that moves."""
+"""Replacements stand after what they read and before what reads them; what must move for that moves."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_graphs_without_effects_come_out_as_from_torch_fx(tmp_path: Path) -> Non
             expected = torch.fx.replace_pattern(peers, pattern.module(torch.fx), replacement.module(torch.fx))
             peers.graph.lint()
         except (RuntimeError, AssertionError):
-            tally["torch.fx fails"] += 1  # an input of the pattern stands behind a reader of its output
+            tally["torch.fx fails"] += 1  # an input of the pattern stands after a reader of its output
             return
         tally["replaced" if found else "no match"] += 1
         assert described(found) == described(expected)

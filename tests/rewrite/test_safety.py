@@ -114,7 +114,7 @@ def test_match_that_something_harmless_divides_is_replaced(
 def test_match_with_an_effect_stays_where_it_was() -> None:
     def model(x: Any) -> Any:
         first, second = half(x), half(x * 2)
-        return second - first  # ahead of which torch.fx puts the replacement of the first
+        return second - first  # before which torch.fx puts the replacement of the first
 
     assert count_replaced(model, half, lambda x: half(x).abs() * x.sign()) == 2
 

@@ -172,7 +172,7 @@ def test_in_place_call_becomes_a_plain_one_only_where_nobody_reads_what_it_wrote
 
 
 class Counting(nn.Module):
-    """Doubles its buffer in place, through a view, after or ahead of reading it."""
+    """Doubles its buffer in place, through a view, after or before reading it."""
 
     def __init__(self, reads: str) -> None:
         super().__init__()

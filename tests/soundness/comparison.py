@@ -156,7 +156,7 @@ class _Pair:
 def _compare(
     where: str, arguments: Arguments, case: Case, library: Library, pair: _Pair, verdict: Verdict
 ) -> nn.Module:
-    """Run both once; return the reference, with the state behind the call."""
+    """Run both once; return the reference, with the state after the call."""
     try:
         after = copy.deepcopy(pair.reference)
     except RuntimeError:  # a tensor with history in an attribute

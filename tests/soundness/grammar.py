@@ -37,7 +37,7 @@ def draw(choose: Choose) -> Program:
 
 
 def of_each_line() -> Iterator[Program]:
-    """Yield for each line a program of it alone, behind a product and, where it opens a block, around a write."""
+    """Yield for each line a program of it alone, after a product and, where it opens a block, around a write."""
     for shape in (0, 4):
         kinds = [words.PLAIN, words.MODULES, words.MODULES_OF_RANK[len(SHAPES[shape])], words.WRITES, words.VIEWS]
         kinds += [words.STATE, words.RANDOM, decisions.SIZES, decisions.USES_OF_SIZES, decisions.CALLS]

@@ -235,7 +235,7 @@ CASES: dict[str, Case] = {
     ),
     "smallest of a size and a float": Case(_forward("return x, min(x.numel(), 2.5)")),
     "float that is compared with a size": Case(_forward("return x * 2 if 2.5 < x.shape[0] else x")),
-    "float ahead of a chain of comparisons": Case(_forward("return x * 2 if 2.5 < x.shape[0] + 1 < 40 else x")),
+    "float before a chain of comparisons": Case(_forward("return x * 2 if 2.5 < x.shape[0] + 1 < 40 else x")),
     "mode of gradients in a module that falls back": Case(
         _with(
             "self.blocks = nn.ModuleList([Block(), Block()])",

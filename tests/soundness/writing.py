@@ -69,7 +69,7 @@ class _Writer:
         self.count = 0
 
     def block(self, statements: tuple[Statement, ...], indent: str = "        ") -> None:
-        """Write statements; variables that they bind are known to those behind them."""
+        """Write statements; variables that they bind are known to those after them."""
         for statement in statements:
             if re.search(r"\$[bB]", statement.text + statement.setup) and not self.blocks:
                 continue

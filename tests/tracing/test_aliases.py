@@ -131,7 +131,7 @@ def test_inputs_of_which_nothing_depends_on_it_may_be_one_tensor_or_not() -> Non
 
 
 class Late(nn.Module):
-    """Compares its inputs behind a layer."""
+    """Compares its inputs after a layer."""
 
     def __init__(self) -> None:
         super().__init__()

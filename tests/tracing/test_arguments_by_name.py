@@ -31,7 +31,7 @@ class Clamp(nn.Module):
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
     "input": lambda y: torch.clamp_(input=y, min=0.5),
-    "behind another": lambda y: torch.clamp_(min=0.5, input=y),
+    "after another": lambda y: torch.clamp_(min=0.5, input=y),
     "method": lambda y: y.clamp_(min=0.5),
     "init": lambda y: nn.init.constant_(tensor=y, val=3.0),
 }

@@ -42,6 +42,8 @@ BY_FORM: dict[str, Make] = {
     "zeros_like": lambda length, x: ramp(length) + torch.zeros_like(x[0, 0]),
     "zeros_like by name": lambda length, x: ramp(length) + torch.zeros_like(input=x[0, :1]),
     "new_ones": lambda length, x: ramp(length) * x.new_ones(4),
+    "to data": lambda length, x: ramp(length).to(x.data),
+    "to the transposed": lambda length, x: ramp(length) + torch.zeros_like(x[0].T[:, 0]),
 }
 
 

@@ -180,7 +180,7 @@ def test_fields_of_an_output_that_are_set_later_come_last() -> None:
 
     def compute(x: torch.Tensor) -> Any:
         result = outputs.BaseModelOutputWithPooling(last_hidden_state=x + 1, hidden_states=(x, x * 2))
-        result.pooler_output = x.mean(1)  # a field ahead of `hidden_states`
+        result.pooler_output = x.mean(1)  # a field before `hidden_states`
         return result
 
     x = image()

@@ -32,7 +32,7 @@ class Reading(nn.Module):
 
 READERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "a loop over chunks": lambda x, n: torch.cat([x[:, i : i + 64] * 2 for i in range(0, n, 64)], 1),
-    "a float ahead of it": lambda x, n: x * int(0.02 * n),
+    "a float before it": lambda x, n: x * int(0.02 * n),
     "a float that decides": lambda x, n: x * (2 if 0.5 * n > 32 else 1),
     "numel of a shape": lambda x, n: x * (x.shape[1:].numel() // 64),
     "real": lambda x, n: x * (n.real // 64),

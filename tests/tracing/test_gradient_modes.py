@@ -117,7 +117,7 @@ class Block(nn.Module):
 
 
 class DecidesBehind(nn.Module):
-    """Asks for a mode behind the last value: what it returns is that value, or another one."""
+    """Asks for a mode after the last value: what it returns is that value, or another one."""
 
     def __init__(self, asks: Callable[[torch.Tensor], bool]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An interrupt at any call of a trace reaches the caller and leaves nothing behind."""
+"""An interrupt at any call of a trace reaches the caller and leaves nothing after."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class TakesOneSize(nn.Module):
 
 
 class FailsAtTheEnd(nn.Module):
-    """Fails behind the requested value on the example already."""
+    """Fails after the requested value on the example already."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -161,7 +161,7 @@ class Reader(nn.Module):
 
 
 class Siblings(nn.Module):
-    """A module reads what the one ahead of it has left."""
+    """A module reads what the one before it has left."""
 
     def __init__(self, kind: type[Writer]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Objects in a model's file that forward changes: they are as they were behind a trace, and what counts is refused."""
+"""Objects in a model's file that forward changes: they are as they were after a trace, and what counts is refused."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_it_is_returned_as_the_model_returns_it(make: Callable[[torch.Tensor], A
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_copy_of_it_holds_what_it_held(make: Callable[[torch.Tensor], Any]) -> None:
-    # The layer behind it writes one of its tensors in place, so that it is cloned.
+    # The layer after it writes one of its tensors in place, so that it is cloned.
     model = Around(make)
     expected = model.inner(X + 1)
     for nodes in (["inner", "relu"], ["inner", "inner.linear", "relu"]):

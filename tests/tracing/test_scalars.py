@@ -46,10 +46,10 @@ class Trace:
     def on_later_use(self, other: Any) -> None:
         pass
 
-    def is_key_of_cache(self, number: Any) -> bool:
+    def record_cache_key(self, number: Any) -> bool:
         return False
 
-    def is_in_key_of_cache(self, text: str) -> bool:
+    def note_text_in_cache_key(self, text: str) -> bool:
         return False
 
     def is_message(self) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
+import featx
 from featx.tracing.environment.generators import TorchGenerator
 
 
@@ -35,3 +37,27 @@ def test_seed_that_is_there_already_counts_where_calls_are_seen(change: Callable
     assert generator.was_set() is is_set
     generator.note()
     assert not generator.was_set()
+
+
+class Seeds(nn.Module):
+    """Seeds the generator of the CPU by a method in C, which no trace replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.default_generator.manual_seed(3)
+        x = self.inner(x)
+        return x + torch.rand_like(x)
+
+
+def test_seed_that_is_there_already_is_noticed_by_a_trace() -> None:
+    model = Seeds().eval()
+    for seed in (3, 4):
+        x = torch.rand(2, 4)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        with pytest.raises(featx.TraceError, match="forward seeds torch's random generator"):
+            featx.create_feature_extractor(model, ["inner.1", "output"], example_inputs=x)
+        assert torch.equal(torch.get_rng_state(), before)

@@ -215,7 +215,7 @@ def test_inside_of_a_module(names: list[str]) -> None:
 
 
 def test_what_follows_a_requested_module_may_depend_on_sizes() -> None:
-    """The layers behind the request differ with the size, and leave it free."""
+    """The layers after the request differ with the size, and leave it free."""
 
     class Model(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

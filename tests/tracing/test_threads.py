@@ -379,7 +379,7 @@ def test_the_clock_of_a_thread_that_has_just_ended_is_no_trouble(number: int, mo
 
 
 class EndsEarly(nn.Module):
-    """Asks for a value behind its blocks, and has a method that could write weights."""
+    """Asks for a value after its blocks, and has a method that could write weights."""
 
     def __init__(self) -> None:
         super().__init__()

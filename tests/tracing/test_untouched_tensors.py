@@ -19,7 +19,7 @@ BY_NAME = {"scale": torch.ones(4)}
 
 
 class Changes(nn.Module):
-    """Changes something of itself, behind a decision on a buffer, for which a trace runs for real, or without one."""
+    """Changes something of itself, after a decision on a buffer, for which a trace runs for real, or without one."""
 
     def __init__(self, change: Callable[[Changes, torch.Tensor], Any], *, decides: bool) -> None:
         super().__init__()

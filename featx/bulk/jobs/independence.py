@@ -35,7 +35,7 @@ def refuse_dependent_rows(runner: Runner, sample: Any, first: Rows) -> None:
             beside_another = runner.features(stacked([sample, tree_map(changed, sample)]))
         except Exception:  # the model's own, or a check of a value
             continue
-        _compare(runner, first, beside_another, "depends on the other samples of a batch, as behind a batch norm "
+        _compare(runner, first, beside_another, "depends on the other samples of a batch, as after a batch norm "
                  "without running statistics, so that it would depend on how many there are")  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     if there is None:
         reach("before the job file")
         folder.create(JOB_FILE, job.to_json())
-        reach("behind the job file")
+        reach("after the job file")
         there = read_job(folder)  # of another process, if that was faster
         assert there is not None
     absent = dict.fromkeys(name for name in there.identity if name not in job.identity)
@@ -135,7 +135,7 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
                 f"'{folder.path}' has the features of another job: its {name} {_difference(theirs, value)}.{state} "
                 "Choose another folder for this one"
             )
-    if KEYS_FILE not in folder.names():  # behind the job file: only who has the job may write its keys
+    if KEYS_FILE not in folder.names():  # after the job file: only who has the job may write its keys
         write_keys(folder, keys)
     return there
 
@@ -200,7 +200,7 @@ def write_keys(folder: Folder, keys: Sequence[str]) -> None:
     temporary = folder.temporary(KEYS_FILE)
     parquet.write_table(arrow.table({KEY: arrow.array(keys, arrow.string())}), temporary)
     folder.publish(temporary, KEYS_FILE)
-    reach("behind the key list")
+    reach("after the key list")
 
 
 def _difference(theirs: Any, ours: Any) -> str:

@@ -27,7 +27,7 @@ _SECONDS_TO_SEND = 5.0
 _NO_SHARED_MEMORY = "unable to allocate shared memory"
 # How often it is looked whether the processes still read.
 _SECONDS_BETWEEN_LOOKS = 1.0
-# So many batches a process that reads has begun ahead of the one that is needed.
+# So many batches a process that reads has begun before the one that is needed.
 _READ_AHEAD = 2
 # For so many batches in a row processes may be lost, besides those that a process has read ahead.
 _MOST_LOST_IN_A_ROW = 3
@@ -185,7 +185,7 @@ def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeou
                 except _LostError as error:
                     raise ExtractionError(
                         f"a process that reads samples was lost or hangs, at '{samples.key(plan[done][0])}' or up to "
-                        f"{len(plan[done]) - 1} samples behind it: {loss}. Nothing that was written is lost; start the "
+                        f"{len(plan[done]) - 1} samples after it: {loss}. Nothing that was written is lost; start the "
                         "job again to go on, with fewer workers, or more shared memory (/dev/shm)"
                     ) from error
             done += 1

@@ -102,7 +102,7 @@ def _members(path: str) -> list[tarfile.TarInfo]:
                 file.seek(tar.offset)
                 if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile stops without a word
                     raise ExtractionError(
-                        f"'{path}' is damaged or cut off at byte {tar.offset}, behind {len(members)} files; copy it "
+                        f"'{path}' is damaged or cut off at byte {tar.offset}, after {len(members)} files; copy it "
                         "again, or leave it out"
                     )
                 start = _next_archive(file)
@@ -119,7 +119,7 @@ def _next_archive(file: IO[bytes]) -> int | None:
         if any(block):
             try:
                 tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            except tarfile.TarError:  # a newline, say: `tar` does not look behind the end
+            except tarfile.TarError:  # a newline, say: `tar` does not look past the end
                 return None
             return file.tell() - len(block)
     return None

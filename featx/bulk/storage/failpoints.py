@@ -7,10 +7,10 @@ import signal
 
 VARIABLE = "FEATX_FAILPOINT"
 PLACES = (
-    "before the key list", "behind the key list", "before the job file", "behind the job file",
-    "before the first rows", "behind the first rows", "before the footer", "behind the footer",
-    "before the sync", "behind the sync", "before the rename", "behind the rename",
-    "before the sync of the folder", "behind the sync of the folder",
+    "before the key list", "after the key list", "before the job file", "after the job file",
+    "before the first rows", "after the first rows", "before the footer", "after the footer",
+    "before the sync", "after the sync", "before the rename", "after the rename",
+    "before the sync of the folder", "after the sync of the folder",
 )  # fmt: skip
 
 

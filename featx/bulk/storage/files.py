@@ -33,7 +33,7 @@ def is_url(text: str) -> bool:
 def pattern_root(path: str) -> str | None:
     """Return the folder in which a pattern begins, as it is written, with a slash at its end; None for no pattern.
 
-    On disk that is the last folder on the way that exists, whatever is in its name, and at a URL what lies ahead of the
+    On disk that is the last folder on the way that exists, whatever is in its name, and at a URL what lies before the
     first star or brace. What exists is no pattern.
     """
     if is_url(path):

@@ -119,13 +119,13 @@ class LocalFolder:
         """Give a written file its final name. A power cut afterwards does not lose it."""
         reach("before the sync")
         _sync(temporary)
-        reach("behind the sync")
+        reach("after the sync")
         reach("before the rename")
         os.replace(temporary, self._path / name)
-        reach("behind the rename")
+        reach("after the rename")
         reach("before the sync of the folder")
         _sync(self._path)
-        reach("behind the sync of the folder")
+        reach("after the sync of the folder")
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new file; return False, and change nothing, where there is one of this name."""

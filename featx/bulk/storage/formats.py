@@ -159,7 +159,7 @@ def read_table(file: str | BinaryIO, kind: Format, columns: Sequence[str] | None
             return parquet.ParquetFile(file, page_checksum_verification=True).read(columns)
         opened = arrow.memory_map(file) if isinstance(file, str) else arrow.PythonFile(file, mode="r")
         table = arrow.ipc.open_file(opened).read_all()
-        table.validate(full=True)  # pyarrow reads behind the end of the file otherwise, and the process is lost
+        table.validate(full=True)  # pyarrow reads past the end of the file otherwise, and the process is lost
         return table if columns is None else table.select(columns)
 
 
@@ -241,7 +241,7 @@ class _Writer:
         if isinstance(self._file, _ArrowFile):
             footer["checksum"] = self._file.checksum
         self._file.close(json.dumps(footer))
-        reach("behind the footer")
+        reach("after the footer")
         return self._count
 
     def abandon(self) -> None:
@@ -266,7 +266,7 @@ class _Writer:
             self._rows[column.name] = [held[count:]]
         self._file.write(self._arrow.record_batch(arrays, schema=self._schema))
         self._count += count
-        reach("behind the first rows")
+        reach("after the first rows")
 
 
 class _ParquetFile:

@@ -45,7 +45,7 @@ class Parts:
                 self._read = batches.get_batch
                 counts = [self._read(number).num_rows for number in range(batches.num_record_batches)]
         self.is_mapped = kind == "arrow"
-        # Behind which row each part ends.
+        # After which row each part ends.
         self.ends = list(accumulate(counts))
 
     def read(self, number: int) -> Part:
@@ -57,7 +57,7 @@ class Parts:
         with reading(self._file):
             rows = self._read(number)
             if self.is_mapped:
-                rows.validate(full=True)  # pyarrow reads behind the end of the file otherwise
+                rows.validate(full=True)  # pyarrow reads past the end of the file otherwise
         return Part(rows, self._columns, is_mapped=self.is_mapped)
 
 

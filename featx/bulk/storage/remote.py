@@ -111,7 +111,7 @@ class RemoteFolder:
         size, there = temporary.stat().st_size, self._files.info(self._inside(name))["size"]
         if size != there:
             raise ExtractionError(f"'{self.place(name)}' has {there} bytes of {size} after its upload; start again")
-        reach("behind the rename")
+        reach("after the rename")
         temporary.unlink()
 
     def create(self, name: str, data: bytes) -> bool:

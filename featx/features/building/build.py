@@ -11,9 +11,9 @@ from torch import nn
 
 from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
+from featx.features.building.case_state import left_by, note_left, state_use_of, tensors_left_out
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
-from featx.features.building.left_attributes import left_by, note_left, state_use_of, tensors_left_out
 from featx.features.building.left_reads import read_of
 from featx.features.building.own_train import looked_into, opened_writer
 from featx.features.building.prune import prune
@@ -119,8 +119,6 @@ def _keep_writes_for_other_mode(modes: Mapping[bool, _Mode], tracing: ModelTraci
         needed = set[int]().union(*(tensors_left_out(root, use, other) for other in uses.values()))
         if needed:
             modes[training].complete(tracing, options, frozenset(needed))
-    for mode in modes.values():
-        mode.traced = None
 
 
 def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTracing:
@@ -277,8 +275,6 @@ def _trace_modes(tracing: ModelTracing, requests: Mapping[bool, Request], option
     for training, request in requests.items():
         try:
             modes[training] = _trace_mode(tracing, request, training, options)
-        except DrawnAwayError:
-            raise
         except NodeNameError as error:
             if modes or not _is_missing_too(tracing, requests[not training], not training, error.name):
                 raise

@@ -15,7 +15,7 @@ from torch import nn
 from featx.codegen.bound import with_code_of_its_own
 from featx.errors import FeatxError, NodeNameError, SpecializationError
 from featx.examples import Example
-from featx.features.building.left_attributes import Case, check_case, left_by
+from featx.features.building.case_state import Case, check_case, left_by
 from featx.features.building.own_train import looked_into
 from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
@@ -123,7 +123,7 @@ class Cases:
             refused = SpecializationError("No graph of this extractor holds for these inputs.")
             yield self._traced(module, args, kwargs, refused)[0].graph
 
-    @not_compiled  # where torch.compile goes on behind a graph that has raised
+    @not_compiled  # where torch.compile goes on after a graph that has raised
     def _traced(
         self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError
     ) -> tuple[Case, Callable[..., Any]]:
@@ -179,7 +179,7 @@ class Cases:
         else:
             firsts = [graph for graph in self._edits if graph is not module.graph and not is_raising(graph)]
             others += [Case(graph, self._first) for graph in firsts]
-            is_unaffected = _is_never_unaffected
+            is_unaffected = _always_affected
         check_case(case, known, others, self.model, is_unaffected)
 
     def _first_case(self, module: DualGraphModule) -> Case:
@@ -218,7 +218,7 @@ def _flags_of(model: nn.Module) -> dict[str, bool]:
     return {path: module.training for path, module in model.named_modules()}
 
 
-def _is_never_unaffected(example: Example, earlier: Example, *, is_in_mode: bool, is_same_mode: bool) -> bool:
+def _always_affected(example: Example, earlier: Example, *, is_in_mode: bool, is_same_mode: bool) -> bool:
     """Let a call count as one that changes later ones: the runs that would tell know of one mode for all modules."""
     return False
 
@@ -230,7 +230,7 @@ def first_in_other_mode(module: DualGraphModule, example: Example | None) -> lis
 
 
 def with_defaults(first: Graph, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return inputs by name with those that are left out behind the first `count`, as the first graph has them.
+    """Return inputs by name with those that are left out after the first `count`, as the first graph has them.
 
     In another graph their defaults are what the call has given for which it was traced.
     """

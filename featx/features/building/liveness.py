@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from itertools import chain
-from math import inf
 
 from torch import nn
 
-from featx.features.building.left_attributes import StateUse
+from featx.features.building.case_state import StateUse
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
-from featx.tracing.nodes.module_output import guards_ahead_of_return, module_output
+from featx.tracing.nodes.module_output import guards_ahead_of_return
 from featx.tracing.objects.module_tree import tensors_at
 from featx.tracing.source_writes.possible_writes import can_return_input
 from featx.tracing.source_writes.state_writes import StateWrite
 
-# Nodes whose memory exists outside of a call.
-_OUTSIDE = ("placeholder", "get_attr")
 # Those that read or write tensors of the model.
 _STATEFUL = ("get_attr", "call_module")
-
-
-def name_of(node: Node) -> str:
-    """Return what messages call a node: the name by which it is asked for, if it has one."""
-    return str(node.meta.get("qualified_name", node.name))
 
 
 def last_needed(graph: Graph, wanted: Iterable[Node], root: nn.Module) -> Node:
@@ -48,6 +39,10 @@ class Liveness:
 
     Attributes:
         kept: the nodes that must run.
+        graph: the graph.
+        effects: the effects of its calls.
+        memory: which values may share memory.
+        possibly_returned: calls, with the inputs that they may return; these are in one group of `memory`.
     """
 
     def __init__(
@@ -56,12 +51,12 @@ class Liveness:
         self.kept: set[Node] = set()
         self._end = max(wanted)
         self._read_elsewhere = read_elsewhere
-        self._graph = graph
+        self.graph = graph
         self._root = root
         self._wanted = wanted
-        self._effects = Effects(graph, root)
-        self._memory = MemoryGroups(graph, self._effects)
-        self._possibly_returned: list[tuple[Node, Node]] = []  # calls, and inputs that they may return
+        self.effects = Effects(graph, root)
+        self.memory = MemoryGroups(graph, self.effects)
+        self.possibly_returned: list[tuple[Node, Node]] = []
         self._join_inputs_that_may_be_returned()
         # What Python decided on the way to the wanted values must still hold.
         hooks = self._gradient_hooks_of_wanted()
@@ -76,149 +71,35 @@ class Liveness:
         """Return the calls of `register_hook` and the like on wanted values: they change gradients, and no values."""
         return {
             node
-            for node in self._graph.nodes
+            for node in self.graph.nodes
             if node.op == "call_method"
             and node.args[0] in self._wanted
             and facts_of(str(node.target)).changes_gradients
         }
 
     def _join_inputs_that_may_be_returned(self) -> None:
-        # An input that a module of the user was not seen to return it may return where that is another one. It matters
-        # where its result is written, or that input is later.
-        calls = [node for node in self._graph.nodes if "effects" in node.meta]
-        writers = [node for node in self._graph.nodes if self._effects.of(node).writes] if calls else []
+        # A module of the user may return one of its inputs for other inputs, although it did not for the example. Then
+        # the result and that input share memory, which matters where one of them is written later.
+        calls = [node for node in self.graph.nodes if "effects" in node.meta]
+        writers = [node for node in self.graph.nodes if self.effects.of(node).writes] if calls else []
         is_new = True
         while is_new:
             is_new = False
-            last_writers = {group: writer for writer in writers for group in self._memory.written_by(writer)}
+            last_writers = {group: writer for writer in writers for group in self.memory.written_by(writer)}
             for call in [call for call in calls if self._is_written(call, last_writers)]:
                 calls.remove(call)
-                if can_return_input(self._effects.module_of(call) if call.op == "call_module" else call.target):
+                if can_return_input(self.effects.module_of(call) if call.op == "call_module" else call.target):
                     is_new = True
                     for source in call.all_input_nodes:
-                        self._memory.join(call, source)
-                        self._possibly_returned.append((call, source))
+                        self.memory.join(call, source)
+                        self.possibly_returned.append((call, source))
 
     def _is_written(self, call: Node, last_writers: Mapping[int, Node]) -> bool:
-        """Say whether the result of a call is written, or one of its inputs behind it."""
-        if self._memory.of(call) in last_writers:
+        """Say whether the result of a call is written, or one of its inputs after it."""
+        if self.memory.of(call) in last_writers:
             return True
-        writers = [last_writers.get(self._memory.of(source)) for source in call.all_input_nodes]
+        writers = [last_writers.get(self.memory.of(source)) for source in call.all_input_nodes]
         return any(writer is not None and writer > call for writer in writers)
-
-    def is_overwritten(self, node: Node) -> bool:
-        """Say whether a kept call behind `node` may write into its memory."""
-        writers = self._writers_behind(node, self._memory)
-        if node.meta.get("is_overwritten") and self._memory.of(node) not in self._written_groups:
-            return True  # by a call that reaches the tensor in another way than by its arguments
-        is_feared = any(self._effects.of(writer).is_opaque for writer in writers)
-        if node.meta.get("is_overwritten", True) or is_feared or not writers:
-            return bool(writers)
-        # It was not written for the example; but what was copied there may be the same memory for another input.
-        return not writers <= self._writers_behind(node, self._memory_as_copied)
-
-    def unknown_calls_behind(self, wanted: Iterable[Node]) -> dict[Node, list[str]]:
-        """Return which kept calls get the memory of wanted values and were only seen not to write it, by value."""
-        calls = [node for node in self._graph.nodes if node in self.kept and "effects" in node.meta]
-        groups = {call: {self._memory.of(source) for source in call.all_input_nodes} for call in calls}
-        found = {
-            node: [name_of(call) for call in calls if call > node and self._memory.of(node) in groups[call]]
-            for node in wanted
-        }
-        return {node: names for node, names in found.items() if names}
-
-    def may_change_in_next_call(self, node: Node) -> bool:
-        """Say whether a value may be a tensor of the model's state, which a kept call writes in each call."""
-        group = self._memory.of(node)
-        return group in self._groups_of_state and any(group in self._memory.written_by(each) for each in self.kept)
-
-    @cached_property
-    def _groups_of_state(self) -> set[int]:
-        nodes = self._graph.nodes
-        return {
-            self._memory.of(node) for node in nodes if node.op == "get_attr" or self._effects.of(node).returns_state
-        }
-
-    @cached_property
-    def _written_groups(self) -> set[int]:
-        return {group for node in self._graph.nodes for group in self._memory.written_by(node)}
-
-    def nodes_to_clone_behind(self, node: Node) -> list[Node]:
-        """Return nodes that stand for all that is read or written behind `node` of its memory, or is made of it.
-
-        That is `node`, and where it marks what a module has returned, what it takes. There are none where an input or
-        the model's own tensors are that memory, or another value from ahead of `node` that is used later.
-        """
-        if node.target is not module_output:
-            return [] if node in self._shared_with_others else [node]
-        memory = self._memory_without_marks
-        sources = node.all_input_nodes
-        groups = {memory.of(source) for source in sources}
-        if len(groups) < len(sources) or any(map(memory.is_external, sources)):
-            return []
-        others = (other for other in self.kept if other < node and other not in sources and memory.of(other) in groups)
-        is_used_later = any(user > node and user in self.kept for other in others for user in other.users)
-        return [] if is_used_later else sources
-
-    @cached_property
-    def _marks(self) -> set[Node]:
-        return set(self._graph.find_nodes(op="call_function", target=module_output))
-
-    @cached_property
-    def _memory_without_marks(self) -> MemoryGroups:
-        # A mark of what a module has returned joins the memory of all that is in a tuple.
-        if not self._marks:
-            return self._memory
-        memory = MemoryGroups(self._graph, self._effects, self._marks)
-        for call, source in self._possibly_returned:
-            memory.join(call, source)
-        return memory
-
-    @cached_property
-    def _shared_with_others(self) -> set[Node]:
-        # By group of memory: the place of the last read so far, or infinity where the memory exists outside of a call.
-        marks, memory = self._marks, self._memory_without_marks
-        last_read: dict[int, float] = {}
-        places = {node: place for place, node in enumerate(self._graph.nodes)}
-        found: set[Node] = set()
-        for node in self._graph.nodes:
-            if node not in self.kept:
-                continue
-            group = memory.of(node)
-            is_outside = node.op in _OUTSIDE or self._effects.of(node).returns_state
-            if is_outside or last_read.get(group, -1.0) > places[node]:
-                found.add(node)
-            reads = [inf if user in marks else float(places[user]) for user in node.users if user in self.kept]
-            last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
-        return found
-
-    def only_read_until(self, node: Node) -> Node | None:
-        """Return the first call that writes a value, if until then its memory is read by calls on the value alone.
-
-        None where these may pass it on, where another value of that memory is read or written, or where the memory
-        exists outside of this call.
-        """
-        if node.target is module_output or self._memory.is_external(node):
-            return None
-        writer = min(self._writers_behind(node, self._memory), default=None)
-        if writer is None or node not in self._effects.of(writer).writes or self._effects.of(writer).is_opaque:
-            return None
-        group = self._memory.of(node)
-        for other in self.kept:
-            if node < other < writer:
-                sources = [source for source in other.all_input_nodes if self._memory.of(source) == group]
-                if any(source is not node for source in sources) or node in self._effects.of(other).shares:
-                    return None
-        return writer
-
-    def _writers_behind(self, node: Node, memory: MemoryGroups) -> set[Node]:
-        group = memory.of(node)
-        return {writer for writer in self.kept if writer > node and group in memory.written_by(writer)}
-
-    @cached_property
-    def _memory_as_copied(self) -> MemoryGroups:
-        copies = {node for node in self._graph.nodes if self._effects.copies_if_needed(node)}
-        return MemoryGroups(self._graph, self._effects, copies | self._marks)
 
     def _sweep(self) -> None:
         # Backwards, so that everything that reads a value, or memory, is known when its writers are looked at.
@@ -226,11 +107,11 @@ class Liveness:
         end = max(required)
         read_later: set[int] = set()
         draws_later = False
-        # A switch that is thrown before the end is thrown back behind it.
-        switches = [node for node in self._graph.nodes if self._effects.of(node).changes_global_state]
+        # A switch that is thrown before the end is thrown back after it.
+        switches = [node for node in self.graph.nodes if self.effects.of(node).changes_global_state]
         is_switched = any(node < end for node in switches)
-        for node in reversed(self._graph.nodes):
-            effects = self._effects.of(node)
+        for node in reversed(self.graph.nodes):
+            effects = self.effects.of(node)
             is_switch = effects.changes_global_state and is_switched
             is_behind = node > end and node not in required
             if node.op == "output" or (is_behind and node.op != "placeholder" and not is_switch):
@@ -240,22 +121,22 @@ class Liveness:
                 or node.op == "placeholder"
                 or is_switch
                 or (effects.is_random and draws_later)
-                or not read_later.isdisjoint(self._memory.changed_by(node))
+                or not read_later.isdisjoint(self.memory.changed_by(node))
             ):
                 self.kept.add(node)
                 inputs = node.all_input_nodes
                 required.update(inputs)
-                read_later |= self._memory.read_by(node)
+                read_later |= self.memory.read_by(node)
                 draws_later = draws_later or effects.is_random
 
     def _require_state_writers(self) -> bool:
         """Require what writes the model's tensors that the kept part reads: the next call will see it."""
-        state = {self._memory.of(node) for node in self.kept if node.op == "get_attr"}
-        state |= {self._memory.state_of(node) for node in self.kept if node.op == "call_module"}
+        state = {self.memory.of(node) for node in self.kept if node.op == "get_attr"}
+        state |= {self.memory.state_of(node) for node in self.kept if node.op == "call_module"}
         decisions, state_of_decisions = self._decisions_about_state()
         writers = {
             node
-            for node in self._graph.nodes
+            for node in self.graph.nodes
             if node not in self.kept
             and not (state | state_of_decisions).isdisjoint(self._written_by(node))
             and self._is_known_to_write(node)
@@ -267,27 +148,27 @@ class Liveness:
                 if not tensors_at(self._root, paths).isdisjoint(self._read_elsewhere)
             }
         if writers:
-            # What they write follows from what Python has decided ahead of them.
+            # What they write follows from what Python has decided before them.
             decisions |= writers | self._guards_ahead_of(max(writers))
         is_new = not decisions <= self._required
         self._required |= decisions
         return is_new
 
     def state_use(self) -> StateUse:
-        """Return what of the model the kept part reads, and what the rest writes ahead of the last wanted value."""
+        """Return what of the model the kept part reads, and what the rest writes before the last wanted value."""
         read = frozenset(str(node.target) for node in self.kept if node.op in _STATEFUL)
         return StateUse(read, frozenset[str]().union(*(paths for _, paths in self._left_out())))
 
     def _left_out(self) -> list[tuple[Node, set[str]]]:
-        """Return calls ahead of the last wanted value that are not kept, with the paths of what they write."""
-        others = (node for node in self._graph.nodes if node not in self.kept and node < self._end)
+        """Return calls before the last wanted value that are not kept, with the paths of what they write."""
+        others = (node for node in self.graph.nodes if node not in self.kept and node < self._end)
         written = {
             node: groups for node in others if self._is_known_to_write(node) and (groups := self._written_by(node))
         }
         paths: dict[int, set[str]] = {}
-        for node in self._graph.nodes if written else ():
+        for node in self.graph.nodes if written else ():
             if node.op in _STATEFUL:
-                group = self._memory.kept_by(node)
+                group = self.memory.kept_by(node)
                 paths.setdefault(group, set()).add(str(node.target))
         found = ((node, [paths[group] for group in groups if group in paths]) for node, groups in written.items())
         return [(node, set[str]().union(*places)) for node, places in found if places]
@@ -295,18 +176,18 @@ class Liveness:
     def _is_known_to_write(self, node: Node) -> bool:
         """Say whether the writes of a call count: those of an unknown function, if it was seen to get such a tensor."""
         is_measured = "effects" in node.meta and any(source.op == "get_attr" for source in node.all_input_nodes)
-        return is_measured or not self._effects.of(node).is_opaque
+        return is_measured or not self.effects.of(node).is_opaque
 
     def _decisions_about_state(self) -> tuple[set[Node], set[int]]:
         """Return the guards that hold off writes to the model's tensors that the kept part reads.
 
         And the memory from which these writes would compute: a graph for other inputs has them.
         """
-        guards = {node for node in self._graph.nodes if node.meta.get("missed_state_writes")}
+        guards = {node for node in self.graph.nodes if node.meta.get("missed_state_writes")}
         if not guards:
             return guards, set()
         pending: set[StateWrite] = set(next(iter(guards)).meta["missed_state_writes"])
-        stateful = [node for node in self._graph.nodes if node.op in ("get_attr", "call_module")]
+        stateful = [node for node in self.graph.nodes if node.op in ("get_attr", "call_module")]
         tensors = {node: tensors_at(self._root, [node.target]) for node in stateful}
         read = set[int]().union(*(tensors[node] for node in stateful if node in self.kept))
         found: set[StateWrite] = set()
@@ -317,23 +198,23 @@ class Liveness:
         if not found:
             return set(), set()
         others = [node for node in stateful if not read.isdisjoint(tensors[node])]
-        memory = self._memory
+        memory = self.memory
         return guards, {memory.kept_by(node) for node in others}
 
     def _guards_ahead_of(self, end: Node) -> set[Node]:
-        return {node for node in self._graph.nodes if node.meta.get("is_guard") and node < end}
+        return {node for node in self.graph.nodes if node.meta.get("is_guard") and node < end}
 
     def _written_by(self, node: Node) -> set[int]:
         """Return the groups that a call writes. Where no trace has measured it, modules in eval mode write no state."""
         is_measured = node.op != "call_module" or "effects" in node.meta
         if not is_measured and not self._root.get_submodule(node.target).training:
-            return {self._memory.of(target) for target in self._effects.of(node).writes}
-        return self._memory.written_by(node)
+            return {self.memory.of(target) for target in self.effects.of(node).writes}
+        return self.memory.written_by(node)
 
     def _keep_checks(self) -> None:
         end = max(self._required)
-        for node in self._graph.nodes:
-            if node < end and self._effects.of(node).is_check:
+        for node in self.graph.nodes:
+            if node < end and self.effects.of(node).is_check:
                 path = self._form_of_kept(node)
                 if path is not None:
                     self.kept |= path

@@ -65,7 +65,7 @@ class ModelInputs:
         if self.guessed is None or self.is_for_one_mode:
             self.guessed = find_example(self._model, training)
             if self.guessed is not None and starts_inside:
-                # A mask decides by its values, and a graph that begins behind it has none.
+                # A mask decides by its values, and a graph that begins after it has none.
                 self.guessed = self.guessed.without(MASK_OF_PADDING, self._model.forward)
         return self.guessed
 

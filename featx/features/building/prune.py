@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from featx.errors import ForeignNodeError
-from featx.features.building.left_attributes import note_state
-from featx.features.building.liveness import Liveness, name_of
+from featx.features.building.case_state import note_state
+from featx.features.building.liveness import Liveness
+from featx.features.building.overwrites import Overwrites
 from featx.ir.graph import Graph
+from featx.ir.names import shown_name
 from featx.ir.node import Node
 from featx.tracing.guards.versions import check_version, version_of
 from featx.tree import clone_tensors
@@ -23,18 +25,19 @@ def prune(
 
     Nodes after the last requested one are removed. Calls that write into a value that is read later are kept even if
     nothing reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
-    of a kept one (they move the generator), and checks of the form of kept values. A wanted value that a kept call
-    overwrites later is cloned where it is right: the value itself is returned, and what comes behind computes with the
-    clone, so that gradients of later values with respect to it exist. Where other values share its memory and are read
-    later, the clone is returned; the value has a gradient then if nothing but itself is read of its memory until the
-    call that overwrites it: calls ahead read the clone, and that one finds it copied back. All inputs stay. `graph` is
-    not changed. O(nodes + edges).
+    of a kept one (they move the generator), and checks of the form of kept values. All inputs stay.
+    `graph` is not changed. O(nodes + edges).
+
+    Where a kept call overwrites a wanted value later, there are two cases. If no other live value shares its memory,
+    the value itself is returned and later nodes use a clone, so that gradients flow through the returned value. Else
+    the clone is returned; and if only nodes on the value itself read its memory before the overwriting call, these read
+    the clone too, and `copy_` writes it back just before that call.
 
     Args:
         graph: a traced graph of `root`.
         wanted: what to return, by key.
         root: the model, in the mode in which it was traced.
-        read_elsewhere: ids of tensors of the model that another graph of it reads: writes into them ahead of the last
+        read_elsewhere: ids of tensors of the model that another graph of it reads: writes into them before the last
             wanted value are kept.
 
     Raises:
@@ -44,40 +47,69 @@ def prune(
         if node.graph is not graph or node.is_erased:
             raise ForeignNodeError(f"wanted node '{node.name}' is not in the graph that is pruned")
     liveness = Liveness(graph, set(wanted.values()), root, read_elsewhere)
-    overwritten = {
-        node for node in wanted.values() if liveness.is_overwritten(node) or liveness.may_change_in_next_call(node)
-    }
-    small = Graph(tracer_cls=graph.tracer_cls)
-    copies: dict[Node, Node] = {}
-    returned: dict[Node, Node] = {}
-    checked = liveness.unknown_calls_behind(node for node in wanted.values() if node not in overwritten)
-    versions: dict[Node, Node] = {}
-    # Values of which a clone is returned, with the call that first writes over them, if it is still to come.
-    aside: dict[Node, Node] = {}
-    # Where gradients are off, a clone has none: the model goes on with the value itself.
-    has_gradients = True
+    copying = _Copying(liveness, set(wanted.values()))
     for node in graph.nodes:
         if node in liveness.kept:
-            for each in [each for each, writer in aside.items() if writer is node]:
-                del aside[each]
-                small.call_method("copy_", (copies[each], returned[each]))
-            known = copies | {each: returned[each] for each in aside} if aside else copies
-            copies[node] = returned[node] = small.node_copy(node, known.__getitem__)
-            if node in checked:
-                versions[node] = small.call_function(version_of, (copies[node],))
-            if node in overwritten:
-                # Gradients of what comes behind flow through the value itself only if that goes on with the clone.
-                behind = liveness.nodes_to_clone_behind(node) if has_gradients else []
-                for each in behind or [node]:
-                    clone = small.call_function(clone_tensors, (copies[each],), name=f"{copies[each].name}_clone")
-                    (copies if behind else returned)[each] = clone
-                if not behind and has_gradients and (writer := liveness.only_read_until(node)) is not None:
-                    aside[node] = writer
-            if node.target is torch._C._set_grad_enabled:
-                has_gradients = node.args[0] is not False
-    for node, version in versions.items():
-        what = f"'{name_of(node)}' was written in place by {' or '.join(map(repr, checked[node]))}"
-        small.call_function(check_version, (returned[node], version, what))
-    small.output({key: returned[node] for key, node in wanted.items()})
+            copying.copy(node)
+    small = copying.finish(wanted)
     note_state(small, liveness.state_use())
     return small
+
+
+class _Copying:
+    """Copies kept nodes in order, with clones of wanted values that a later one may overwrite.
+
+    Args:
+        liveness: says which nodes are kept.
+        wanted: the values that are returned.
+    """
+
+    def __init__(self, liveness: Liveness, wanted: set[Node]) -> None:
+        overwrites = self._overwrites = Overwrites(liveness)
+        self._small = Graph(tracer_cls=liveness.graph.tracer_cls)
+        self._overwritten = {
+            node for node in wanted if overwrites.is_overwritten(node) or overwrites.may_change_in_next_call(node)
+        }
+        # Values that are only checked not to have been written, by calls that were seen not to write them.
+        self._checked = overwrites.unknown_calls_after(node for node in wanted if node not in self._overwritten)
+        # By nodes of the whole graph: what later nodes compute with, what is returned, and versions to check.
+        self._copies: dict[Node, Node] = {}
+        self._returned: dict[Node, Node] = {}
+        self._versions: dict[Node, Node] = {}
+        # Values of which a clone is returned, with the call that first writes over them, if it is still to come.
+        self._aside: dict[Node, Node] = {}
+        # Where gradients are off, a clone has none: the model goes on with the value itself.
+        self._has_gradients = True
+
+    def copy(self, node: Node) -> None:
+        """Copy the next kept node."""
+        copies, returned = self._copies, self._returned
+        for each in [each for each, writer in self._aside.items() if writer is node]:
+            del self._aside[each]
+            self._small.call_method("copy_", (copies[each], returned[each]))
+        known = copies | {each: returned[each] for each in self._aside} if self._aside else copies
+        copies[node] = returned[node] = self._small.node_copy(node, known.__getitem__)
+        if node in self._checked:
+            self._versions[node] = self._small.call_function(version_of, (copies[node],))
+        if node in self._overwritten:
+            self._clone(node)
+        if node.target is torch._C._set_grad_enabled:
+            self._has_gradients = node.args[0] is not False
+
+    def _clone(self, node: Node) -> None:
+        # Gradients of later values flow through the value itself only if these are computed with the clone.
+        later = self._overwrites.nodes_to_clone_after(node) if self._has_gradients else []
+        for each in later or [node]:
+            copy = self._copies[each]
+            clone = self._small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
+            (self._copies if later else self._returned)[each] = clone
+        if not later and self._has_gradients and (writer := self._overwrites.only_read_until(node)) is not None:
+            self._aside[node] = writer
+
+    def finish(self, wanted: Mapping[str, Node]) -> Graph:
+        """Return the graph, with an output that returns the wanted values by key."""
+        for node, version in self._versions.items():
+            what = f"'{shown_name(node)}' was written in place by {' or '.join(map(repr, self._checked[node]))}"
+            self._small.call_function(check_version, (self._returned[node], version, what))
+        self._small.output({key: self._returned[node] for key, node in wanted.items()})
+        return self._small

@@ -152,7 +152,7 @@ class RequestedNodes:
         except NodeNameError as unknown:
             if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
                 raise error from None
-            if unknown.name in trace.module_calls.ran_inside_opaque and "is one node" not in str(unknown):
+            if unknown.name in trace.module_calls.ran_inside_opaque and not unknown.kept_whole:
                 raise TraceError(
                     f"'{unknown.name}' of {self._owner} runs inside a call that is one node, such as that of an "
                     "autograd.Function or of compiled code, which no trace looks into. Request what is around it"

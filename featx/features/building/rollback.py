@@ -18,6 +18,7 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
+from featx.saved_tensor import SavedTensor
 from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
 from featx.tracing.model_state.module_state import ModuleState
 from featx.tracing.objects.module_tree import modules_of
@@ -30,9 +31,9 @@ class _Facts:
 
     Attributes:
         edits: how often it had been edited when it was looked at.
-        has_early_effects: whether something is written or drawn ahead of one of its checks.
+        has_early_effects: whether something is written or drawn before one of its checks.
         written: the paths of tensors of the module that it may write, beside buffers.
-        whole: the paths of modules with Python code that it calls ahead of one of its checks.
+        whole: the paths of modules with Python code that it calls before one of its checks.
         modes: the modules that it calls, with what is in them, and whether each was in train mode.
     """
 
@@ -48,7 +49,7 @@ class _Facts:
 
 
 class RollbackRunner:
-    """Runs graphs, and knows for each what it may do ahead of one of its checks."""
+    """Runs graphs, and knows for each what it may do before one of its checks."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Graph, _Facts] = WeakKeyDictionary()
@@ -64,10 +65,10 @@ class RollbackRunner:
     ) -> dict[str, Any]:
         """Return `run(*args, **kwargs)`; where the graph does not hold, put back what it has written and drawn.
 
-        That are inputs, buffers, parameters that forward writes, the attributes of submodules that are kept whole with
-        what the lists, dicts and objects among them hold, and the random generators. What code keeps outside of the
-        modules is not put back. Free of cost where nothing of this comes ahead of a check; else O(inputs, buffers and
-        written parameters), and O(attributes) of modules that are kept whole.
+        These are the inputs, buffers, parameters that forward writes, the attributes of submodules that are kept whole
+        (with what the lists, dicts and objects among them hold), and the random generators. What code keeps outside of
+        the modules is not put back. Free of cost where nothing of this comes before a check; else O(inputs, buffers
+        and written parameters), and O(attributes) of modules that are kept whole.
 
         Args:
             run: what runs the graph.
@@ -130,7 +131,7 @@ def _may_keep_state(node: Node, effects: Effects) -> bool:
 def _written_by(graph: Graph, effects: Effects) -> Iterator[str]:
     """Yield the paths of the tensors that a graph may write: those that it reads, and the parameters of modules."""
     memory = MemoryGroups(graph, effects)
-    written = {group for node in graph.nodes for group in memory.written_by(node)}
+    written = memory.written()
     for node in graph.find_nodes(op="get_attr"):
         if memory.of(node) in written:
             yield node.target
@@ -149,7 +150,7 @@ class _PythonStates:
         modules = {each: None for each in chain.from_iterable(inside) if not isinstance(each, torch.jit.ScriptModule)}
         self._attributes = [ModuleState(each) for each in modules]
         values = chain.from_iterable(each.__dict__.values() for each in modules)
-        self._tensors = [_Saved(value) for value in values if isinstance(value, torch.Tensor)]
+        self._tensors = [SavedTensor(value) for value in values if isinstance(value, torch.Tensor)]
 
     def restore(self) -> None:
         for state in self._attributes:
@@ -167,7 +168,7 @@ class _Snapshot:
     def __init__(self, module: nn.Module, written: tuple[str, ...], inputs: Any) -> None:
         values = [*module.buffers(), *(operator.attrgetter(path)(module) for path in written), *tree_leaves(inputs)]
         tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
-        self._saved = [_Saved(tensor) for tensor in tensors.values()]
+        self._saved = [SavedTensor(tensor) for tensor in tensors.values()]
         self._generator = torch.get_rng_state()
         self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
@@ -177,31 +178,3 @@ class _Snapshot:
         torch.set_rng_state(self._generator)
         if self._on_gpus:
             torch.cuda.set_rng_state_all(self._on_gpus)
-
-
-class _Saved:
-    """A tensor as it was. It is written only if it has changed.
-
-    Another write would break the backward pass of earlier outputs, and into an expanded tensor it fails.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._copy = tensor, tensor.detach().clone()
-        self._version = self._count_writes()
-
-    def restore(self) -> None:
-        # Batch norm writes its statistics without counting.
-        if self._count_writes() != self._version or not _is_same(self._tensor, self._copy):
-            with torch.inference_mode(self._tensor.is_inference()), torch.no_grad():
-                self._tensor.copy_(self._copy)
-
-    def _count_writes(self) -> int | None:
-        return None if self._tensor.is_inference() else self._tensor._version
-
-
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.layout is not torch.strided or one.is_meta:
-        return True  # no kernel compares these; what writes them counts
-    if torch.equal(one, other):
-        return True
-    return one.is_floating_point() and bool(torch.all((one == other) | (one.isnan() & other.isnan())))

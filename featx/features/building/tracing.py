@@ -81,7 +81,7 @@ class ModelTracing:
         self._feature_tracer()  # a wrong option is refused before anything runs
         self.inputs = ModelInputs(self.model, example_inputs, concrete_args)
         self._tracer = tracer
-        # Whether a trace has ended early, as the model failed behind what is requested.
+        # Whether a trace has ended early, as the model failed after what is requested.
         self.ended_early = False
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._context: ModelContext | None = None
@@ -270,7 +270,7 @@ class ModelTracing:
         self.ended_early = False
         try:
             graph = follow(example)
-            # The model may have failed behind what is requested.
+            # The model may have failed after what is requested.
             other = self._guess_that_runs(example) if self.ended_early and example is self.inputs.guessed else None
             if other is None:
                 return graph

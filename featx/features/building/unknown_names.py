@@ -52,7 +52,7 @@ def explain(
             f"None, as forward has it; give example_inputs, such as example_inputs={{'{left_out[0]}': ...}}"
         )
         return NodeNameError(f"{unknown}: {reason}", error.name)
-    if "is one node" in str(error) or isinstance(error, DrawnAwayError):
+    if error.kept_whole or isinstance(error, DrawnAwayError):
         return error
     reason = (
         f"the module of this name does not run on {inputs.describe(example)}. Give example_inputs with which it runs; "

@@ -29,7 +29,7 @@ class Stage:
         channels: how many.
         depth: how deep in the model the module or operation lies that gives it.
         is_declared: whether its tokens have this stride by what the model declares or its whole graph shows. The
-            graph of an extractor, in which modules ahead of it are single calls, may not show it.
+            graph of an extractor, in which modules before it are single calls, may not show it.
         to_map: makes an NHWC map of its tokens, where they are in another order than the places of the image.
     """
 

@@ -126,7 +126,7 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
 
 
 def _with_probabilities(rows: list[NodeInfo], traced: TracedRows, modules: Mapping[str, nn.Module]) -> list[NodeInfo]:
-    """Return the rows and, behind each of fused attention, one for the probabilities that can be asked for."""
+    """Return the rows and, after each of fused attention, one for the probabilities that can be asked for."""
     beside = probabilities_beside(traced.graph, traced.nodes, modules)
     by_name = {row.name: row for row in rows}
     several: list[NodeInfo] = []
@@ -155,7 +155,7 @@ def _rows(tracing: ModelTracing, *, flops: bool) -> list[NodeInfo]:
 
 
 def _nodes_by_name(graph: Graph, paths: Collection[str]) -> dict[str, Node]:
-    """Return the nodes by the names under which they can be asked for, each module ahead of what is inside it."""
+    """Return the nodes by the names under which they can be asked for, each module before what is inside it."""
     names = names_of(graph)
     known = set(paths)
     in_order: dict[str, str] = {}
@@ -242,7 +242,7 @@ def _drop_guards(graph: Graph) -> None:
 
 
 def _merged(rows: Mapping[bool, list[NodeInfo]]) -> list[NodeInfo]:
-    """Return the rows of eval mode and, behind the row that they follow, those that train mode alone has."""
+    """Return the rows of eval mode and, after the row that they follow, those that train mode alone has."""
     if len(rows) == 1:
         return next(iter(rows.values()))
     in_eval = {row.name for row in rows[False]}

@@ -67,7 +67,7 @@ class OtherSizes:
 
     @property
     def wider_so_far(self) -> Shapes:
-        """The same; where the graph does not take one, of the values ahead of the node that refuses it."""
+        """The same; where the graph does not take one, of the values before the node that refuses it."""
         return self._wider[0]
 
     @cached_property

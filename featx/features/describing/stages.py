@@ -47,9 +47,9 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
 
     Models of timm declare modules, strides and channels in `feature_info`, and backbones of transformers return their
     `feature_maps`. Else, if the values of the model have several strides, the stage of a stride is the last value of
-    it, among those of least depth: `layer2` of a ResNet, and not what the first convolutions of `layer3` give ahead of
+    it, among those of least depth: `layer2` of a ResNet, and not what the first convolutions of `layer3` give before
     their stride. A container whose modules give all of these strides, such as the `encoder.stages` of a ConvNeXt, has
-    the stages, if these values do not all come behind its own. If the values have one stride, stages are the blocks:
+    the stages, if these values do not all come after its own. If the values have one stride, stages are the blocks:
     the longest row of modules of one class, in one container, that return the same shape.
     """
     maps = {row.name: found for row in traced.rows if (found := maps_of(row, traced))}
@@ -137,7 +137,7 @@ def _of_container(
 ) -> list[Stage]:
     """Return the stages in the order of their strides; those of `stages.*` or `stages.*.blocks`, where they have most.
 
-    Modules may return several maps, as the stages of Swin: those ahead of their last layer and behind it.
+    Modules may return several maps, as the stages of Swin: those before their last layer and after it.
     """
     groups: dict[tuple[str, int], list[Stage]] = {}
     for name, stages in maps.items():
@@ -178,11 +178,11 @@ def _patterns(name: str) -> list[str]:
 def _behind_blocks(
     found: list[Stage], maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: TracedRows
 ) -> list[Stage]:
-    """Return stages behind the blocks that follow them, where these lie deeper in the model than what comes ahead.
+    """Return stages after the blocks that follow them, where these lie deeper in the model than what comes ahead.
 
     The encoder of PoolFormer or PVT has `patch_embeddings.0`, `block.0.0`, `block.0.1`, `patch_embeddings.1`, ... The
-    last block is not inside of a module that returns another stride, and the next stage is computed from it. Behind
-    the last stage come blocks of the same pattern of names as behind the others.
+    last block is not inside of a module that returns another stride, and the next stage is computed from it. After
+    the last stage come blocks of the same pattern of names as after the others.
     """
     rows = traced.by_name
     outputs = {
@@ -215,10 +215,10 @@ def _behind_blocks(
 def _behind_rows_of_blocks(
     found: list[Stage], maps: Mapping[str, list[Stage]], of_image: Set[Stage], traced: TracedRows
 ) -> list[Stage]:
-    """Return stages behind the last blocks of their strides, where blocks of one class are in a row in each stage.
+    """Return stages after the last blocks of their strides, where blocks of one class are in a row in each stage.
 
     Each stage of transformers' Swin, `encoder.layers.0`, ends with the patches of the next one. What `blocks.1` in it
-    returns is the last map of its stride, and what is ahead of the first stage is none that blocks have computed.
+    returns is the last map of its stride, and what is before the first stage is none that blocks have computed.
     """
     with_parts = {path for row in traced.rows if row.kind == "module" for path in parents_of(row.name)}
     groups: dict[tuple[str, str], list[Stage]] = {}

@@ -65,7 +65,7 @@ class NodeInfo:
 
 
 class NodeTable(Sequence[NodeInfo]):
-    """Values inside a model, in the order in which they are computed; a module stands ahead of what is inside it.
+    """Values inside a model, in the order in which they are computed; a module stands before what is inside it.
 
     It prints the outputs of modules, folded to a depth at which they fit on a screen. `filter` selects rows, and
     `names` gives what `create_feature_extractor` takes.

@@ -1,4 +1,4 @@
-"""Tokens of an image: which of them stand for patches, and how many stand ahead of those."""
+"""Tokens of an image: which of them stand for patches, and how many stand before those."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 
-# What models call the parameters that they put ahead of the tokens of patches, in this order.
+# What models call the parameters that they put before the tokens of patches, in this order.
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
@@ -29,7 +29,7 @@ _MOST_OTHERS = 16
 class ImageTokens:
     """Says which tokens of a model stand for patches of an image of two dimensions.
 
-    How many others stand ahead of them is what the model declares, or its class, distillation and register tokens, or
+    How many others stand before them is what the model declares, or its class, distillation and register tokens, or
     what the graph shows: it concatenates them with as many tokens as there are patches. It is never guessed from the
     number of tokens: 32 queries of a model are no 16 patches with 16 others.
     """
@@ -71,7 +71,7 @@ class ImageTokens:
         return next(fitting, None)
 
     def _from_concatenations(self, graph: Graph) -> dict[int, tuple[int, int] | None]:
-        """Return what `patches` says, by the number of tokens: None where others stand behind those of patches."""
+        """Return what `patches` says, by the number of tokens: None where others stand after those of patches."""
         found: dict[int, tuple[int, int] | None] = {}
         for node in graph.find_nodes(op="call_function", target=torch.cat):
             lengths = _lengths_of_parts(node)
@@ -98,7 +98,7 @@ def _lengths_of_parts(node: Node) -> list[int]:
 
 
 def _declared_prefixes(model: nn.Module) -> tuple[int, ...]:
-    """Return how many tokens may stand ahead of those of patches: what the model declares, or what its weights say."""
+    """Return how many tokens may stand before those of patches: what the model declares, or what its weights say."""
     declared = getattr(model, "num_prefix_tokens", None)  # of timm
     if type(declared) is int:
         return tuple(sorted({0, declared}))

@@ -38,7 +38,7 @@ def attention_probabilities(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return the probabilities with which `scaled_dot_product_attention` weighs the values, ahead of its dropout.
+    """Return the probabilities with which `scaled_dot_product_attention` weighs the values, before its dropout.
 
     A query whose mask leaves it no key has probabilities of 0.
 
@@ -68,7 +68,7 @@ def attention_probabilities(
 
 
 def with_probabilities(names: Iterable[str], modules: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Yield names of nodes and, behind those of fused attention, the names of their probabilities."""
+    """Yield names of nodes and, after those of fused attention, the names of their probabilities."""
     for name in names:
         yield name
         found = _FUSED_NAME.fullmatch(name)

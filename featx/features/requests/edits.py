@@ -106,7 +106,7 @@ class Edits:
                 f"'{given[0]}' is among the inputs, so that the extractor is given its value; leave the edit out, and "
                 "give the edited value"
             )
-        # From the last node to the first: an edit does not see those behind it.
+        # From the last node to the first: an edit does not see those after it.
         calls = [(node, name) for name in self._of for node in _calls_meant(graph, name, wanted[keys[name]])]
         calls.sort(key=lambda call: call[0], reverse=True)
         for (node, name), (other, other_name) in pairwise(calls):
@@ -139,8 +139,8 @@ class Edits:
         dropped = [name for name in self._of if name not in kept]
         if dropped:
             raise RequestError(
-                f"the edit of '{dropped[0]}' changes nothing that is requested: it lies behind all requested values, "
-                "ahead of the inputs, or in another branch; request a value that is computed from it, or leave it out"
+                f"the edit of '{dropped[0]}' changes nothing that is requested: it lies after all requested values, "
+                "before the inputs, or in another branch; request a value that is computed from it, or leave it out"
             )
 
 
@@ -221,7 +221,7 @@ def _edit(graph: Graph, node: Node, edit: Edit, name: str) -> Node:
 
 
 def _call_edit(graph: Graph, node: Node, edit: Callable[[Any], Any], name: str) -> Node:
-    """Add the call of an edit behind a node, with a check of what it does. Return what gives the result."""
+    """Add the call of an edit after a node, with a check of what it does. Return what gives the result."""
     versions = graph.call_function(versions_of, (node,))
     with graph.inserting_after(versions):
         new = graph.call_function(edit, (node,))
@@ -248,7 +248,7 @@ def _replace(graph: Graph, node: Node, new: Node, users: list[Node]) -> None:
 
 
 def _go_on_with_parts(graph: Graph, mark: Node, new: Node) -> None:
-    """Let what comes behind a node that holds values of other nodes use the parts of `new` in place of those.
+    """Let what comes after a node that holds values of other nodes use the parts of `new` in place of those.
 
     The node marks what a module has returned, or makes an object of its parts.
     """
@@ -315,7 +315,7 @@ def checked_edit(result: Any, value: Any, versions: list[int], name: str) -> Any
     Args:
         result: what it has returned.
         value: what it was given.
-        versions: `versions_of(value)` ahead of that.
+        versions: `versions_of(value)` before that.
         name: of the node.
 
     Raises:

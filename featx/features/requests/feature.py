@@ -41,15 +41,15 @@ class Feature:
         layout: permute to this: "NCHW" or "NHWC" for maps, "NCL" or "NLC" for sequences, "NCDHW" or "NDHWC" for
             videos. Tokens of patches become maps by the first two, without those that `FeatureInfo.prefix_tokens`
             counts, and maps become sequences by "NCL" and "NLC".
-        prefix_tokens: what to do with the tokens that stand ahead of those of patches: "keep" them, "drop" them, or
-            put them "apart", as a value of their own under the key with `_prefix` behind it.
+        prefix_tokens: what to do with the tokens that stand before those of patches: "keep" them, "drop" them, or
+            put them "apart", as a value of their own under the key with `_prefix` after it.
         flatten: make one dimension of all but the first.
         apply: a function of the tensor, or a module, which becomes a part of the extractor with its parameters. It is
             called once with a tensor without values, for the shape of what it returns.
         dtype: cast to this.
         of_layout: the layout of the value, where the trace cannot tell.
         of_stride: the side of the patches that tokens stand for, where the trace cannot tell: the image has
-            `height // of_stride * width // of_stride` of them, behind the prefix tokens.
+            `height // of_stride * width // of_stride` of them, after the prefix tokens.
         mask: the input of shape (N, L) that is not 0 for the tokens that `pool` is to count. By default it is
             `attention_mask`, and `decoder_attention_mask` for what is computed from a decoder's input, where the model
             gets such an input. None counts all.

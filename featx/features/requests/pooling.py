@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+# The generalized mean: of values that are at least that, to this power.
+GEM_LEAST, GEM_POWER = 1e-6, 3.0
+
 
 def pool_tokens(tokens: torch.Tensor, how: str, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Return one vector for each sample, of the tokens that a mask counts. O(tokens).
@@ -36,8 +39,8 @@ def pool_tokens(tokens: torch.Tensor, how: str, mask: torch.Tensor | None = None
         return tokens[torch.arange(tokens.shape[0], device=tokens.device), place]
     if how == "max":
         return tokens.masked_fill(~counts[..., None], float("-inf")).amax(1)
-    values = tokens.clamp(1e-6).pow(3.0) if how == "gem" else tokens
+    values = tokens.clamp(GEM_LEAST).pow(GEM_POWER) if how == "gem" else tokens
     wide = torch.promote_types(tokens.dtype, torch.float32)  # a sum of many may be too large for half precision
     total = values.masked_fill(~counts[..., None], 0.0).sum(1, dtype=wide)
     mean = (total / counts.sum(1, keepdim=True).clamp(min=1)).to(tokens.dtype)
-    return mean.pow(1 / 3) if how == "gem" else mean
+    return mean.pow(1 / GEM_POWER) if how == "gem" else mean

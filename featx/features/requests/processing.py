@@ -16,7 +16,7 @@ from featx.features.describing.images import ImageInput
 from featx.features.describing.info import FeatureInfo
 from featx.features.describing.shapes import shapes_in
 from featx.features.requests.feature import MAPS, SEQUENCES, Feature, OwnMask
-from featx.features.requests.pooling import pool_tokens
+from featx.features.requests.pooling import GEM_LEAST, GEM_POWER, pool_tokens
 from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
@@ -25,12 +25,12 @@ from featx.ir.runtime_checks import runtime_check
 from featx.ir.torch_layers import is_torch_layer
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
+from featx.tracing.guards.guards import add_check
 from featx.tracing.replica.replica import Replica
 from featx.tree import clone_tensors
 
 # Where the modules are that the user gives for features.
 HEADS = "feature_heads"
-_GEM_POWER, _GEM_LEAST = 3.0, 1e-6
 
 
 # What the tokens of a decoder are computed from, in encoder-decoder models of transformers.
@@ -146,7 +146,7 @@ def _value_of(
             node = step.in_graph(graph, node)
     if info.shape is None and feature.of_layout is not None:
         with graph.inserting_after(value):
-            graph.call_function(check_layout, (value, feature.of_layout, info.node)).meta["is_guard"] = True
+            add_check(graph, check_layout, value, feature.of_layout, info.node)
     with graph.inserting_before(graph.output_node()):  # these may draw random numbers, after the model
         if feature.apply is not None and _may_write(feature.apply):
             node = graph.call_function(clone_tensors, (node,))  # the value may be another feature too
@@ -346,8 +346,8 @@ def _pooled(pool: str, layout: str, info: FeatureInfo, image: ImageInput | None)
     places = tuple(place for place, name in enumerate(layout) if name not in "NC")
     if pool == "gem":
         return [
-            *steps, _Step("clamp", (_GEM_LEAST,)), _Step("pow", (_GEM_POWER,)), _Step("mean", (places,)),
-            _Step("pow", (1 / _GEM_POWER,)),
+            *steps, _Step("clamp", (GEM_LEAST,)), _Step("pow", (GEM_POWER,)), _Step("mean", (places,)),
+            _Step("pow", (1 / GEM_POWER,)),
         ]  # fmt: skip
     return [*steps, _Step("mean" if pool == "avg" else "amax", (places,))]
 

@@ -19,11 +19,11 @@ from featx.features.requests.feature import Feature
 OUTPUT = "output"
 # The last part of the name of the probabilities of fused attention.
 PROBABILITIES = "probabilities"
-# What they, or the dropout behind them, are called where attention is not fused.
+# What they, or the dropout after them, are called where attention is not fused.
 _OF_ATTENTION = ("softmax", "attn", "attention", "dropout", "scores")
 _WILDCARDS = re.compile(r"(?:^|(?<=\.))\*\*\.|\*\*|\*|\?|\[[^\]]+\]")
 _EXAMPLE = "{'layer4': 'C5'}"
-# What stands behind the name of a value where somebody means a part of it: `lstm.0`, `lstm[0]`, `layer["out"]`.
+# What stands after the name of a value where somebody means a part of it: `lstm.0`, `lstm[0]`, `layer["out"]`.
 _PART = re.compile(r"(\.\d+|\[[^\]]*\])+$")
 
 
@@ -38,7 +38,7 @@ class Request(Mapping[str, str]):
         keys: by name.
         features: what is done to values, by key; several where a value is returned several times, each with its key.
         expanded: by pattern or class, the names that it stands for. Of those the ones that do not run are left out.
-        pending: patterns that match no module, with their keys, and how many names stand ahead of them. They may match
+        pending: patterns that match no module, with their keys, and how many names stand before them. They may match
             operations, which a trace knows.
     """
 

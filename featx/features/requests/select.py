@@ -81,19 +81,18 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
             " Attention is fused there: its probabilities can be requested and not edited. Let the model compute them, "
             "with fused_attn=False of timm or attn_implementation='eager' of transformers."
         )
+    reasons = {str(node.target): node.meta["opaque_because"] for node in graph.nodes if "opaque_because" in node.meta}
+    kept_whole = "".join(
+        f" '{path}' is one node with all that it runs: {reasons[path].rstrip(' ,')}." for path in reasons
+    )
     text = (
-        f"No node '{name}' in {owner}.{hint}{_kept_whole(graph)} List all names with "
+        f"No node '{name}' in {owner}.{hint}{''.join(kept_whole)} List all names with "
         f"featx.get_graph_node_names(model){IN_ONE_MODE}."
     )
     if branches_on_random(graph):
         text = f"{text} The model decides by random numbers what runs, so another trace may have it."
-        return DrawnAwayError(text, name)
-    return NodeNameError(text, name)
-
-
-def _kept_whole(graph: Graph) -> str:
-    reasons = {node.target: node.meta["opaque_because"] for node in graph.nodes if "opaque_because" in node.meta}
-    return "".join(f" '{path}' is one node with all that it runs: {reasons[path].rstrip(' ,')}." for path in reasons)
+        return DrawnAwayError(text, name, tuple(reasons))
+    return NodeNameError(text, name, tuple(reasons))
 
 
 def names_of(graph: Graph) -> list[str]:

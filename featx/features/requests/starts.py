@@ -18,7 +18,7 @@ from featx.ir.form import computes_form, reads_form
 from featx.ir.graph import Graph
 from featx.ir.identifiers import is_plain
 from featx.ir.memory import MemoryGroups
-from featx.ir.names import identifier_of
+from featx.ir.names import identifier_of, shown_name
 from featx.ir.node import Node
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import (
@@ -74,7 +74,7 @@ class Starts:
     ) -> dict[str, Node]:
         """Let a traced graph begin at the inputs, and return the wanted nodes by key. O(nodes).
 
-        What the model decides ahead of them by the form of its own inputs no longer shows; so the inputs must have the
+        What the model decides before them by the form of its own inputs no longer shows; so the inputs must have the
         form that they had on the example, as far as that matters.
 
         Args:
@@ -137,11 +137,11 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
             if source not in seen:
                 seen.add(source)
                 pending.append(source)
-    ahead = [str(node.meta.get("qualified_name", node.name)) for node in wanted if node in missing]
+    ahead = [shown_name(node) for node in wanted if node in missing]
     if ahead:
         raise RequestError(
-            f"'{ahead[0]}' is requested and does not follow from {', '.join(map(repr, names))}: it lies ahead of that, "
-            "or in another branch; leave it out, or start further ahead"
+            f"'{ahead[0]}' is requested and does not follow from {', '.join(map(repr, names))}: it lies before that, "
+            "or in another branch; leave it out, or start earlier"
         )
     if crossing:
         deciding = [name for name in _inputs_whose_values_decide(graph, starts) if name not in crossing]
@@ -166,7 +166,7 @@ def _require_state(graph: Graph, starts: Collection[Node], wanted: Collection[No
                 repr(str(each.target)) for each in _others(graph, starts) if node in _closure([each], graph)
             )
             raise RequestError(
-                f"'{node.meta.get('qualified_name', node.name)}' lies ahead of the inputs and changes what the model "
+                f"'{node.meta.get('qualified_name', node.name)}' lies before the inputs and changes what the model "
                 f"keeps, which the requested values read; inputs must have {inputs} too"
             )
 
@@ -201,7 +201,7 @@ def _names_of_tensors(node: Node) -> list[str]:
     """Return the name of a tensor, or of the tensors of whose form a number is made."""
     while "shape" not in node.meta and node.all_input_nodes and computes_form(node):
         node = node.all_input_nodes[0]
-    return [str(node.meta.get("qualified_name", node.name))]
+    return [shown_name(node)]
 
 
 @dataclass
@@ -219,7 +219,7 @@ class _Fixed:
             self.places = self.places or not all(each.is_free for each in others)
 
     def note_guard(self, guard: Node) -> None:
-        """Note what a guard asks that follows from the form of values ahead of the start."""
+        """Note what a guard asks that follows from the form of values before the start."""
         reads = [guard, *_behind_guard(guard)]
         self.dtype = self.dtype or guard.target is check_dtype or any("dtype" in read.args for read in reads)
         dims = {_dim_of(read) for read in reads if reads_form(read) or read.target is getitem} - {None}
@@ -328,7 +328,7 @@ def _is_of_form(node: Node) -> bool:
 def _clone_what_is_written(graph: Graph, starts: Iterable[Node], root: nn.Module) -> None:
     """Let the model write into copies of the values that are given to it in the middle."""
     memory = MemoryGroups(graph, Effects(graph, root))
-    written = {group for node in graph.nodes for group in memory.written_by(node)}
+    written = memory.written()
     for start in starts:
         if memory.of(start) in written:
             users = list(start.users)

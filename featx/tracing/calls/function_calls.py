@@ -13,9 +13,10 @@ from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.libraries import advice_for_draws, mask_maker
 from featx.tracing.calls.measured_calls import MeasuredCalls
+from featx.tracing.environment.generators import SETS_GENERATOR
 from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
-from featx.tracing.history.lineage import node_behind
+from featx.tracing.history.lineage import source_node
 from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
@@ -58,7 +59,7 @@ class FunctionCalls:
         is_inside = self._recorder.whole.is_inside
         match answered_as(function):
             case Answered.SEEDING if not is_inside:
-                raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
+                raise UnsupportedSideEffect(SETS_GENERATOR)
             case Answered.SWITCHING if not is_inside:
                 raise UnsupportedSideEffect(
                     f"forward sets a switch of torch for the whole process ({function.__name__})"
@@ -121,7 +122,7 @@ class FunctionCalls:
     def _is_recorded(self, result: Any) -> bool:
         """Say whether the nodes of a result are in the graph still."""
         origins = filter(None, map(self._recorder.lineage.get, tensors_in(result)))
-        return not any(node_behind(origin).is_erased for origin in origins)
+        return not any(source_node(origin).is_erased for origin in origins)
 
     def check_cached(self) -> None:
         """Raise if forward has written a tensor that a cached function has returned: the next call finds it so.

@@ -84,8 +84,8 @@ class MeasuredCalls:
 
         Args:
             node: opcode, target, arguments and keyword arguments.
-            args: what the code calls it with, and `kwargs` by name.
-            kwargs: see there.
+            args: what the code calls it with.
+            kwargs: inputs by name.
             call: runs it.
             is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
             is_opaque_module: whether it is a module that is kept whole although the policy would look into it.

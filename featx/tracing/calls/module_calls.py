@@ -16,7 +16,7 @@ from torch import nn
 from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.node import Node
-from featx.ir.torch_layers import is_torch_layer
+from featx.ir.torch_layers import DROPOUTS, is_torch_layer
 from featx.libraries import collecting_hooks, only_delegates_call
 from featx.tracing.calls.checkpoint import Checkpoint
 from featx.tracing.calls.measured_calls import MeasuredCalls
@@ -46,8 +46,6 @@ from featx.tracing.source.attributes import assigned_by, is_read
 from featx.tracing.stand_ins.module_shapes import output_of
 from featx.tree import tree_leaves
 
-# Layers that return their input in eval mode, and a new tensor in train mode.
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 LeafPolicy = Callable[[nn.Module, str], bool]
 
 
@@ -187,7 +185,7 @@ class ModuleCalls:
         if isinstance(module, torch.jit.ScriptModule):
             return True
         if has_own_call(type(module)):
-            return False  # what it does ahead of forward is recorded by now, and must not run twice
+            return False  # what it does before forward is recorded by now, and must not run twice
         if self._opening.opens_hooked and self._measured.has_hooks(path):
             return False
         opened = self._opening.opened
@@ -314,11 +312,11 @@ class ModuleCalls:
         with recorder.in_scope(self._caller), torch._C.DisableTorchFunction():
             arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         # What torch's own leaves do is known.
-        is_own = not is_torch_layer(type(module)) or bool(module._modules)
-        self.one_node_checks.check(module, path, (args, kwargs), is_own=is_own)
+        needs_measuring = not is_torch_layer(type(module)) or bool(module._modules)
+        self.one_node_checks.check(module, path, (args, kwargs), needs_measuring=needs_measuring)
         self._left.reveal(module)
         self._checks.check_untouched(module, path)
-        if is_own:
+        if needs_measuring:
             self._checks.check_references(module, path)
             self._checks.check_no_shared_plain_values(module, path)
         shown_args, shown_kwargs = (args, kwargs) if recorder.numbers.earlier is None else plain_numbers((args, kwargs))
@@ -326,18 +324,20 @@ class ModuleCalls:
             ("call_module", path, arguments, keywords),
             shown_args,
             shown_kwargs,
-            functools.partial(self._result_for_all if is_own else self._result_of, module, shown_args, shown_kwargs),
-            is_measured=is_own,
+            functools.partial(
+                self._result_for_all if needs_measuring else self._result_of, module, shown_args, shown_kwargs
+            ),
+            is_measured=needs_measuring,
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
         )
-        changed = self._checks.states.changed_by_call(module) if is_own else ()
+        changed = self._checks.states.changed_by_call(module) if needs_measuring else ()
         assigned = {
             inner: names | _assigned_in_forward(inner)
             for inner, names in changed
             if not isinstance(inner, torch.jit.ScriptModule)
         }
-        self._checks.note_opaque_call(module, path, is_own=is_own)
+        self._checks.note_opaque_call(module, path, needs_measuring=needs_measuring)
         for inner, names in assigned.items():
             self._hide(inner, names)
         if any(assigned.values()):
@@ -427,12 +427,12 @@ def _may_return_input_in_eval_mode(module: nn.Module, value: Any, result: Any) -
     """Say whether a module that was called on `value` returns that in eval mode, or with a dropout rate of 0."""
     if not isinstance(result, torch.Tensor) or not isinstance(value, torch.Tensor):
         return False
-    if isinstance(module, _DROPOUTS):
+    if isinstance(module, DROPOUTS):
         return True
     with torch._C.DisableTorchFunction():
         if not module._modules or result.shape != value.shape or result.dtype != value.dtype:
             return False
-    return any(isinstance(inner, _DROPOUTS) for inner in modules_of(module))
+    return any(isinstance(inner, DROPOUTS) for inner in modules_of(module))
 
 
 def _check_gradient_hooks(module: nn.Module, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Say whether a call of a module may be one node, with the module as it is now."""
+"""Refuse calls of modules that must not be one node, because forward has changed the module or what is around it."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class OneNodeChecks:
         self._replica = replica
         self.modes_around = 0
 
-    def check(self, module: nn.Module, path: str, values: Any, *, is_own: bool) -> None:
+    def check(self, module: nn.Module, path: str, values: Any, *, needs_measuring: bool) -> None:
         """Raise where forward has changed the module at `path`, or what is around its call.
 
         Args:
             module: the module.
             path: where it is.
             values: what it is called with.
-            is_own: whether it is not a layer of torch, of which it is known what it does.
+            needs_measuring: whether what it does has to be observed. Not so for torch's layers without children.
         """
         self._check_as_built(module, path)
-        self._check_modes(path, is_own=is_own)
-        if is_own:
+        self._check_modes(path, needs_measuring=needs_measuring)
+        if needs_measuring:
             self._check_attributes(values, path)
             self._check_hooks(module, path)
 
@@ -81,7 +81,7 @@ class OneNodeChecks:
             key in before or is_collecting_hook(hook) for key, hook in hooks.items()
         )
 
-    def _check_modes(self, path: str, *, is_own: bool) -> None:
+    def _check_modes(self, path: str, *, needs_measuring: bool) -> None:
         """Raise where forward has entered modes for functions of torch around a module that is kept whole.
 
         `with torch.device(...)` is one of them; layers of torch make no tensors.
@@ -90,7 +90,7 @@ class OneNodeChecks:
             return
         all_modes: list[Any] = torch.overrides._get_current_function_mode_stack()
         modes = all_modes[self.modes_around :]
-        if is_own or any(not isinstance(mode, DeviceContext) for mode in modes):
+        if needs_measuring or any(not isinstance(mode, DeviceContext) for mode in modes):
             kind = type(modes[-1]).__name__
             raise ModifiedFromOutside(
                 f"forward enters a TorchFunctionMode ({kind}) around '{path}', which is kept whole,"

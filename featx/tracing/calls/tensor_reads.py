@@ -12,6 +12,7 @@ from torch import nn
 
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
+from featx.ir.operator_facts import VIEW_ATTRIBUTES
 from featx.libraries import reads_no_values_when_compiled
 from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.history.lineage import Part
@@ -29,7 +30,6 @@ ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
 # Steps by which code asks for the kind of a device.
 _ASKING_KIND = (AttributeRead("type"), AttributeRead("index"), Comparing())
-_TENSOR_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 # What is checked for parameters too.
 _DECIDED_OF_ALL = _OF_DTYPE | {"requires_grad"}
 _SAME_IN_EACH_CALL = frozenset({"ndim", "grad", "_version", "_base", "is_meta"})
@@ -104,7 +104,7 @@ class TensorReads:
                 return recorder.device.type == "meta"
         if name in _OF_DTYPE and recorder.stand_ins.is_cast:
             return function(recorder.stand_ins.of(tensor))
-        return self._execute(function, (tensor,), {}) if name in _TENSOR_ATTRIBUTES else function(tensor)
+        return self._execute(function, (tensor,), {}) if name in VIEW_ATTRIBUTES else function(tensor)
 
     def note_rank(self, tensor: torch.Tensor) -> None:
         """Note that the model sees how many dimensions a tensor has, which follows from those of the inputs."""

@@ -16,7 +16,7 @@ from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets
 from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.tensor_reads import TensorReads
 from featx.tracing.calls.value_log import ValueLog
-from featx.tracing.environment.generators import TorchGenerator
+from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
 from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
@@ -170,7 +170,7 @@ class TorchCalls:
             raise Untraceable(f"the shape of a tensor with aliases is changed in place ({name})")
 
     def _assigns_itself(self, function: Callable[..., Any], tensor: torch.Tensor, value: Any) -> bool:
-        """Say whether this assigns its own data to a tensor, as `weight.data *= mask` does behind the write."""
+        """Say whether this assigns its own data to a tensor, as `weight.data *= mask` does after the write."""
         if cast(Any, function).__self__.__name__ != "data" or not isinstance(value, torch.Tensor):
             return False
         if not tensor.layout is value.layout is torch.strided:
@@ -311,7 +311,7 @@ class TorchCalls:
     def check_generator(self) -> None:
         """Raise where forward has put torch's generator into another state than that of the last draw."""
         if self.generator.was_set():
-            raise UnsupportedSideEffect("forward seeds torch's random generator, or puts it back,")
+            raise UnsupportedSideEffect(SETS_GENERATOR)
 
     # -- recording ---------------------------------------------------------------------------------------------------
 

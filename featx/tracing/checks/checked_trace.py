@@ -25,6 +25,7 @@ from featx.tracing.freedom.gradient_mode import asks_for_gradients, in_gradient_
 from featx.tracing.freedom.other_mode import OtherMode, count_needed_by_further_runs
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.inputs.dict_inputs import without_unread_items
+from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.signals import DependsOnAutocast, InternalTraceError, ReadInNextCall, SubmoduleNotRepeatable
 
@@ -41,13 +42,13 @@ def trace_checked(
 
     One trace where the model's own code sees no size, or where the other mode has told; else three, or two more for
     each group of dimensions where the model does not accept all changes at once. One more where it asks whether
-    gradients are enabled, and four where it reads a dtype.
+    gradients are enabled, and three or four where it reads a dtype.
 
     Args:
         tracer: the tracer.
         root: the module or function.
-        args: its arguments on the example, and `kwargs` those by name.
-        kwargs: see there.
+        args: its arguments on the example.
+        kwargs: inputs by name.
         find_requested: as for `ExampleTracer.trace`.
         other_mode: what was found out in train or eval mode; this mode's is put in its place.
 
@@ -57,7 +58,7 @@ def trace_checked(
     """
     other_mode = other_mode or OtherMode()
     request = TraceRequest(tracer, root, args, kwargs, find_requested)
-    with tracer.log.request(type(root).__name__), tracer.keeping_replicas():
+    with tracer.log.request(name_of_traced(root)), tracer.keeping_replicas():
         try:
             return _trace_checked(request, other_mode)
         except TraceError:

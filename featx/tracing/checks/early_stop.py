@@ -36,7 +36,7 @@ _GRADIENT_HOOK = re.compile(r"\.register_hook\(")
 def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:
     """Return `trace`, or one for real that goes on where `trace` ended early and missed something that matters.
 
-    A tensor of the model that the graph reads and that forward writes behind that place would be another one in the
+    A tensor of the model that the graph reads and that forward writes after that place would be another one in the
     next call, and a requested module that is called again there would return another value. To find out, the model runs
     once on a copy, and its source is read for what other inputs may write. Code that asks for values can be followed
     for real.
@@ -60,7 +60,7 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
 
 
 def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
-    """Say what forward does behind the place where a trace stopped, if that matters."""
+    """Say what forward does after the place where a trace stopped, if that matters."""
     if trace.early_stop_reason is None:
         return None
     tracer, root = request.tracer, trace.model_context.root
@@ -95,7 +95,7 @@ def _run_to_the_end(
 
     def run(*, skips_convolutions: bool) -> FullRun:
         replica, _ = context.replica(tracer.training, "all")
-        with tracer.log.run(type(context.root).__name__, "what follows the last node", is_real=True):
+        with tracer.log.run(context.name, "what follows the last node", is_real=True):
             found = run_to_the_end(
                 context, replica, request.args, request.kwargs, read, called, skips_convolutions=skips_convolutions
             )
@@ -123,7 +123,7 @@ def _read_tensors(graph: Graph, context: ModelContext) -> dict[str, str]:
     """
     root = context.root
     memory = MemoryGroups(graph, Effects(graph, root))
-    written = {group for node in graph.nodes for group in memory.written_by(node)}
+    written = memory.written()
     tensors = dict(registered_tensors(root))
     reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
     found = {str(node.target): "" for node in reads if memory.of(node) not in written}
@@ -147,7 +147,7 @@ def _has_line(kind: type[nn.Module], line: re.Pattern[str], *, unless_known: boo
 
 
 def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) -> bool:
-    """Say whether a module may be called behind the place where a trace broke off: inside of `failed_module_path`.
+    """Say whether a module may be called after the place where a trace broke off: inside of `failed_module_path`.
 
     It is not where a module around it that has come to its end is called once in one call of the next one around.
     """

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from featx.errors import TraceError
 from featx.ir.equality import first_difference, is_same_graph
 from featx.ir.graph import Graph
+from featx.ir.names import shown_name
 from featx.ir.node import Node
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
@@ -221,7 +222,7 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
 def _refuse_values_of_first_call(name: str, second: Graph, wanted: Collection[Node]) -> None:
     """Raise where a second call has no values of the names that are wanted."""
     later = {node.meta.get("qualified_name") for node in second.nodes}
-    missing = sorted({node.meta.get("qualified_name", node.name) for node in wanted} - later)
+    missing = sorted({shown_name(node) for node in wanted} - later)
     if not missing:
         return
     shown = ", ".join(repr(each) for each in missing[:3]) + (", ..." if len(missing) > 3 else "")

@@ -17,6 +17,8 @@ from featx.tracing.environment.other_threads import OtherThreads
 from featx.tracing.signals import ThreadInterference
 from featx.tree import tensors_in
 
+# What forward does where a trace cannot follow it.
+SETS_GENERATOR = "forward seeds torch's random generator, or puts it back,"
 # The methods of a torch.Generator that seed it, and all that put it into another state than the next one.
 _SEEDING = {"manual_seed", "seed"}
 _SETTERS = {*_SEEDING, "set_state", "graphsafe_set_state", "set_offset"}

@@ -64,7 +64,7 @@ class RaisedErrors:
     def check(self) -> None:
         """Raise what the model has caught. Costs two comparisons where nothing was raised.
 
-        Nothing is raised while an error is handled: it may go on, as behind `finally`.
+        Nothing is raised while an error is handled: it may go on, as after `finally`.
         """
         if self._signal is not None and not self._is_handled(self._signal):
             raise self._signal

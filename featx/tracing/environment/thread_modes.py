@@ -1,4 +1,4 @@
-"""The modes of torch that hold for one thread: taken ahead of a trace, and put back whatever has happened."""
+"""The modes of torch that hold for one thread: taken before a trace, and put back whatever has happened."""
 
 from __future__ import annotations
 

@@ -39,13 +39,13 @@ class Conditions:
         reason: why it runs, for the log.
         is_real: on real tensors, or on those without values.
         gradients: whether gradients are switched on.
-        earlier: a trace of the same at other sizes: this one ends with `Diverged` where it does not do the same.
+        earlier: a finished trace that this run is compared with: it ends with `Diverged` where it does something else.
         disguise: what C code sees in place of the numbers that are others than in `earlier`.
         disguised: positions of further numbers that are disguised.
         dtype: the dtype that floating-point weights and buffers are taken to be of, in a trace without values.
         is_complete: a run that is compared with `earlier` goes to its end, and another call on its replica may follow;
             otherwise it ends when all that is needed is recorded, and drops its replica.
-        before: this is the next call on the replica of that trace, which must not have been dropped.
+        before: this run is the next call on the replica of that trace, which must not have been dropped.
         is_recorded: a call on that replica is recorded, for another one to be compared with it, as a first call is.
     """
 

@@ -1,4 +1,4 @@
-"""Find caches that calls of the model itself have filled ahead of a trace, such as the anchors of a detector.
+"""Find caches that calls of the model itself have filled before a trace, such as the anchors of a detector.
 
 A class or its `__init__` sets `shape = None`, and `forward` computes the anchors where the shape of its input is
 another one than in the call before. For a model that has run at the size of the example, a graph would have
@@ -121,7 +121,7 @@ def _saved_tensors(root: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _before_calls(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that forward may have assigned, with what they were ahead of that.
+    """Return the attributes that forward may have assigned, with what they were before that.
 
     That is what the class has for them, or a constant of `__init__`; of a dict that is none, an empty one.
     """

@@ -149,7 +149,7 @@ class FinalChecks:
         return f"give a dict without what an earlier call of the model has added to it: {', '.join(map(repr, left))}"
 
     def _are_results(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> bool:
-        """Say whether forward has only added results to a dict that it was given, which no code asks for ahead of that.
+        """Say whether forward has only added results to a dict that it was given, which no code asks for before that.
 
         As sentence-transformers does. The dict of the caller stays as it is.
         """

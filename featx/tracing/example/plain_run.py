@@ -102,7 +102,7 @@ class FullRun(NamedTuple):
     Attributes:
         written: the paths of tensors that it has written or replaced.
         calls: how many calls it made of which the output is that of a module, by the paths of modules.
-        has_failed: whether forward has raised an error, so that what it does behind that is not known.
+        has_failed: whether forward has raised an error, so that what it does after that is not known.
     """
 
     written: list[str]
@@ -125,10 +125,10 @@ def run_to_the_end(
     Args:
         context: what is known of the model.
         replica: a copy of the model with tensors of its own.
-        args: the inputs, and `kwargs` those by name.
-        kwargs: see there.
+        args: positional inputs.
+        kwargs: inputs by name.
         read: the paths of the tensors that count, each with that of a module whose own calls may write it, so that only
-            what is written behind the last one counts; "" for none.
+            what is written after the last one counts; "" for none.
         called: the paths of the modules whose calls are counted.
         skips_convolutions: as for `run_plainly`. What forward does then depends on values that are as arbitrary as
             those of guessed inputs.

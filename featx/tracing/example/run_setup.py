@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
+    ChangesOuterValues,
     NeedsConversionTracking,
     NeedsFixedKeys,
+    NeedsHooks,
     NeedsPlainValueChecks,
     NeedsSharedInputs,
     ReadOrderUnknown,
@@ -33,17 +35,29 @@ class RunSetup:
     read_first: set[Attribute]
     share_stand_ins: bool
 
+    def put_back_missing(self, error: Exception) -> bool:
+        """Leave an attribute in place in later runs, if forward has missed it; say whether the error tells of one."""
+        missing = {attribute for attribute in self.absent if attribute[1] == getattr(error, "name", None)}
+        self.absent -= missing
+        self.read_first |= missing
+        return bool(missing)
+
     def change(self, restart: Restart, context: ModelContext) -> None:
         """Change what a run has asked to change."""
-        if isinstance(restart, NeedsConversionTracking):
-            context.converting.append(restart.namespace)
-        elif isinstance(restart, NeedsFixedKeys):
-            context.fixes_keys = True
-        elif isinstance(restart, WritesSharedTensor):
-            self.copied = "all"
-        elif isinstance(restart, NeedsPlainValueChecks):
-            context.checks_plain_values = True
-        elif isinstance(restart, NeedsSharedInputs):
-            self.share_stand_ins = True
-        elif isinstance(restart, ReadOrderUnknown):  # where forward reads it ahead of that, it will be missing
-            self.absent.add(restart.attribute)
+        match restart:
+            case NeedsConversionTracking():
+                context.converting.append(restart.namespace)
+            case NeedsFixedKeys():
+                context.fixes_keys = True
+            case WritesSharedTensor():
+                self.copied = "all"
+            case NeedsPlainValueChecks():
+                context.checks_plain_values = True
+            case NeedsSharedInputs():
+                self.share_stand_ins = True
+            case ReadOrderUnknown():  # where forward reads it before that, it will be missing
+                self.absent.add(restart.attribute)
+            case NeedsHooks() | ChangesOuterValues():
+                pass  # noted where they are raised and caught
+            case _:  # it would start again for ever
+                raise AssertionError(f"nothing changes for {type(restart).__name__}")

@@ -170,7 +170,7 @@ class ExampleTrace:
             # It ends where it does more. What is recorded and taken back counts for a while.
             recorder.most_nodes = 2 * len(earlier.graph.nodes) + 1000
             recorder.needed = None if conditions.is_complete else earlier.needed
-            # This one may end ahead of the code that tells.
+            # This one may end before the code that tells.
             self.inputs.are_compared = earlier.inputs.are_compared
 
     @property
@@ -261,7 +261,7 @@ class ExampleTrace:
             self.final_checks.check_side_effects(generators, self._tensor_attributes)
             if self.replica.size_caches.have_other_keys():
                 raise NeedsFixedKeys
-            if self._measured.outer_values is not None and self._measured.outer_values.is_to_run_again():
+            if self._measured.outer_values is not None and self._measured.outer_values.learn_from_run():
                 raise ChangesOuterValues
             self.recorder.autocast_modes.leave()
             self.graph.output(output)

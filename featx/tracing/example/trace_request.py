@@ -19,8 +19,8 @@ class TraceRequest:
     Attributes:
         tracer: runs the model.
         root: the module or function.
-        args: its arguments on the example, and `kwargs` those by name.
-        kwargs: see there.
+        args: its arguments on the example.
+        kwargs: inputs by name.
         find_requested: as for `ExampleTracer.trace`.
     """
 

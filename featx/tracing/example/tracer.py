@@ -115,11 +115,11 @@ class ExampleTracer:
         self.observes_autocast = False
         # Attributes, by path and name, that are taken away for the runs: a trace notes those that forward reads.
         self.absent: frozenset[tuple[str, str]] = frozenset()
+        # Attributes that must not be taken away: a second call reads them before it assigns them.
+        self.read_first: set[tuple[str, str]] = set()
         # Whether the model is traced as if it had not run before, as far as that is the same.
         self.forgets_caches = True
         self.has_forgotten_caches = False
-        # Those that are not, because a second call reads them before it assigns them.
-        self.read_first: set[tuple[str, str]] = set()
         # How many elements all runs for real have computed, those that failed too.
         self.computed = 0
         self.log = RunLog()
@@ -306,14 +306,12 @@ class ExampleTracer:
                 if trace.is_large:
                     context.follow_all_conversions()
                 return trace
-            except (AttributeError, AssertionError, NameError) as error:
-                missing = {attribute for attribute in setup.absent if attribute[1] == getattr(error, "name", None)}
-                if not missing or before is not None:
-                    if conditions.is_further and comes_from_featx(error):
-                        raise InternalTraceError(error) from error
-                    raise
-                setup.absent -= missing
-                setup.read_first |= missing
+            except (AttributeError, AssertionError, NameError) as error:  # by forward, or by a mistake in featx
+                if before is None and setup.put_back_missing(error):
+                    continue
+                if conditions.is_further and comes_from_featx(error):
+                    raise InternalTraceError(error) from error
+                raise
             except Untraceable as error:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""

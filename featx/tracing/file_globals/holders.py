@@ -162,7 +162,7 @@ class Holder:
         return before + [item for place, item in now.items() if place >= len(before) and place not in places]
 
     def put(self, items: dict[Any, Any]) -> None:
-        """Put items there; what stood behind the end of a list comes to its end."""
+        """Put items there; what stood after the end of a list comes to its end."""
         for key, item in items.items():
             if isinstance(self.value, _IN_ORDER) and key >= len(self._before):
                 self.value.append(item)

@@ -31,8 +31,8 @@ class OuterValues:
     Args:
         holders: globals, classes, dicts, lists, attributes of objects and variables of closures.
 
-    A run in which none of them differs ahead of a call from what it was at the start needs nothing else. Otherwise the
-    run is to come again (`is_to_run_again`), and that one separates the values that a call sets itself from those that
+    A run in which none of them differs before a call from what it was at the start needs nothing else. Otherwise the
+    run is to come again (`learn_from_run`), and that one separates the values that a call sets itself from those that
     code around it sets for the call. What is put back before forward ends, or is a plain value, is refused in a further
     run. Context variables are refused at once.
     """
@@ -44,7 +44,7 @@ class OuterValues:
         self._latest: _Snapshot = []
         self._variables: dict[ContextVar[Any], Any] = {}
         self._tells_calls_apart = self._have_changed = False
-        # What this run has seen to change ahead of calls, and whether a plain value took its place.
+        # What this run has seen to change before calls, and whether a plain value took its place.
         self._seen: dict[_Place, bool] = {}
         self._refused: set[_Place] = set()
 
@@ -72,8 +72,8 @@ class OuterValues:
         if self._tells_calls_apart:
             self._latest = self._now()
 
-    def is_to_run_again(self) -> bool:
-        """Say whether a run that is over has seen changes of which a further run must know."""
+    def learn_from_run(self) -> bool:
+        """Take over what a run that is over has seen; say whether a further run must know of it."""
         if self._have_changed and not self._tells_calls_apart:
             self._tells_calls_apart = True
             return True

@@ -43,7 +43,7 @@ class ConstantValues:
         self._effects = Effects(graph, self._model.root)
         self._memory = MemoryGroups(graph, self._effects)
         # What calls write is computed on copies: the model is only read.
-        self._written = {group for node in graph.nodes for group in self._memory.written_by(node)}
+        self._written = self._memory.written()
         self._numbers = _numbers_by_node(trace)
         self._tensors = tensors
         self._numbers_of_calls = calls

@@ -14,11 +14,11 @@ from featx.ir.node import Node
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import does_what_is_needed
+from featx.tracing.freedom.same_needed import matches_needed_nodes
 from featx.tracing.guards.disguises import Disguise, disguise_as_larger, disguise_as_zero, disguises_in_reverse
-from featx.tracing.guards.guards import check_decision
+from featx.tracing.guards.guards import add_check, check_decision
 from featx.tracing.guards.scalars import plain_number
-from featx.tracing.history.lineage import Origin, node_behind
+from featx.tracing.history.lineage import Origin, source_node
 
 _OF_VALUES = ("item", "tolist")
 _OF_MEMORY = ("stride", "storage_offset")
@@ -31,12 +31,12 @@ def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> No
     `trace` is changed.
     """
     of_values = _nodes_of_values(trace.graph)
-    found = [place for place, origin in enumerate(trace.numbers.origins) if node_behind(origin) in of_values]
+    found = [place for place, origin in enumerate(trace.numbers.origins) if source_node(origin) in of_values]
     if not found:
         return
     numbers = [plain_number(trace.numbers.values[place]) for place in found]
     numbers += [number for number, node in trace.numbers.computed if node in of_values]
-    # For which `items[:n]` is whole, and is empty; and `items[a:b]` is not empty where it is.
+    # Large: `items[:n]` is everything. Zero: it is nothing. In reverse: `items[a:b]` that was empty is not.
     disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse(numbers))
     if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return
@@ -51,7 +51,7 @@ def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozen
             earlier=trace, disguise=disguise, disguised=disguised,
         )  # fmt: skip
         again = request.attempt(trace, conditions)
-        if again is not None and does_what_is_needed(again, trace):
+        if again is not None and matches_needed_nodes(again, trace):
             return True
     return False
 
@@ -70,8 +70,7 @@ def _pin(graph: Graph, origin: Origin, value: int | float) -> None:
     node = _taken_out(graph, origin)
     with graph.inserting_after(node):
         what = "a number that the model reads from tensor values and uses in Python"
-        check = graph.call_function(check_decision, (node, value, what))
-    check.meta["is_guard"] = True
+        add_check(graph, check_decision, node, value, what)
 
 
 def _taken_out(graph: Graph, origin: Origin) -> Node:

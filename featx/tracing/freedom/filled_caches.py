@@ -17,9 +17,9 @@ from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_facts import facts_of_call
+from featx.ir.operator_facts import VIEW_ATTRIBUTES, facts_of_call
 from featx.tracing.guards.guards import check_aliases
-from featx.tracing.history.lineage import Origin, node_behind
+from featx.tracing.history.lineage import Origin, source_node
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tree import tensors_in, tree_leaves
 
@@ -45,7 +45,7 @@ def differ_only_by_caches(
     computed = known.all()
     missing = [node for node in wanted if values.nodes[node] not in computed]
     computes_more = max(computed, default=0) >= numbers_of_first
-    return not missing or (not computes_more and with_ancestors(map(node_behind, origins.values())).issuperset(missing))
+    return not missing or (not computes_more and with_ancestors(map(source_node, origins.values())).issuperset(missing))
 
 
 def first_new_value(first: Graph, second: Graph, origins: _Origins, root: nn.Module) -> Node | None:
@@ -65,7 +65,7 @@ def _of_both(first: Graph, origins: _Origins, root: nn.Module) -> tuple[list[int
     values, effects = _Values(), Effects(first, root)
     steps = values.of(first, effects)
     memory = MemoryGroups(first, effects)
-    written = {group for node in first.nodes for group in memory.written_by(node)}
+    written = memory.written()
     for node in first.nodes:
         if memory.of(node) in written:
             values.forget_conversion(node)
@@ -76,13 +76,18 @@ def views_for_their_form(graph: Graph, effects: Effects) -> set[Node]:
     """Return the views of one value that only its form is read of, as x[0] in `torch.zeros_like(x[0])`. O(nodes)."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        is_view = facts_of_call(node).may_be_view or node.target is operator.getitem
-        if not is_view or len(node.all_input_nodes) != 1 or tensors_in((node.args, node.kwargs)):
+        if not _is_view(node) or len(node.all_input_nodes) != 1 or tensors_in((node.args, node.kwargs)):
             continue
         is_read = any(user not in found and node in sources_of_values(user) for user in node.users)
         if node.users and not is_read and not effects.is_impure(node):
             found.add(node)
     return found
+
+
+def _is_view(node: Node) -> bool:
+    if node.target is getattr:
+        return node.args[1] in VIEW_ATTRIBUTES
+    return facts_of_call(node).may_be_view or node.target is operator.getitem
 
 
 def keeps_drawn_numbers(
@@ -106,7 +111,7 @@ def used_of_first(first: Graph, second: Graph, origins: _Origins) -> set[Node]:
     for node in second.nodes:
         for leaf in tree_leaves((node.args, node.kwargs)):
             if isinstance(leaf, torch.Tensor) and id(leaf) in origins:
-                used.add(node_behind(origins[id(leaf)]))
+                used.add(source_node(origins[id(leaf)]))
             elif isinstance(leaf, Node) and leaf.graph is first:
                 used.add(leaf)
     return used

@@ -21,7 +21,7 @@ from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import means_the_same
+from featx.tracing.freedom.same_needed import requested_places_match
 from featx.tracing.freedom.variation import join_measured
 from featx.tracing.guards.guards import check_decision, check_dtype
 from featx.tree import tensors_in, tree_map
@@ -77,7 +77,7 @@ def _traced_in(dtype: torch.dtype, request: TraceRequest, trace: ExampleTrace) -
     reason = f"in {dtype}"
     conditions = Conditions(reason, is_real=False, gradients=trace.gradients, earlier=trace, dtype=dtype)
     other = request.on(args, kwargs).attempt(trace, conditions)
-    if other is None or not means_the_same(other, trace):
+    if other is None or not requested_places_match(other, trace):
         return None
     return other.graph
 

@@ -35,7 +35,7 @@ from featx.tracing.freedom.outcomes import (
 from featx.tracing.freedom.resizing import Dim, can_be_resized
 from featx.tracing.freedom.stale_caches import pin_dtypes_of_caches, stale_dims
 from featx.tracing.freedom.variation import Variation, measures_of
-from featx.tracing.guards.guards import check_decision, check_rank, check_size
+from featx.tracing.guards.guards import add_check, check_decision, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
 from featx.tracing.source_uses.code_queries import asks_for_kind_of_device
@@ -50,25 +50,48 @@ def free_dims(
     """Find out what holds beyond the example, and add checks of what does not to the graph of `trace`."""
     inputs = list(_tensors(trace, request.args, request.kwargs))
     before = trace if can_go_on and not trace.is_real else None
-    known = {(id(tensor), dim): UNTRIED for _, _, tensor in inputs for dim in range(tensor.dim())}
     measured = measures_of(trace.graph)
     if is_known:
-        known = {dim: other_mode.dims[dim] for dim in known}
+        known = {dim: other_mode.dims[dim] for dim in _dims_of(inputs)}
         trace.cached = other_mode.cached
-    elif trace.numbers.sizes_were_read or trace.is_real:
-        variation = Variation(request, trace, set(_compared(trace, inputs)), before=before)
-        varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
-        earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, other_mode.on_earlier_inputs)
-        known = {**dict.fromkeys(known, LAYOUT_NOT_VARIED), **variation.test(varied, earlier)}
-        before = variation.before
-        if trace.has_filled_caches:
-            known.update(stale_dims(variation))
+    else:
+        known, before = _try_sizes(request, trace, inputs, other_mode, before)
     trace.checks.left.update(_caches_of_one_length(inputs, known))
     other_mode.note(trace, known)
     if trace.is_real and not request.tracer.runs_sizes_for_real:  # the other mode may find more dimensions free
         other_mode.graph = None
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
+    _check_values_and_dtypes(request, trace)
+    free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
+    _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
+    _check_kind_of_device(trace, inputs)
+    other_mode.before = before if other_mode.graph is not None else None
+    return free
+
+
+def _dims_of(inputs: list[_Input]) -> list[Dim]:
+    return [(id(tensor), dim) for _, _, tensor in inputs for dim in range(tensor.dim())]
+
+
+def _try_sizes(
+    request: TraceRequest, trace: ExampleTrace, inputs: list[_Input], other_mode: OtherMode, before: ExampleTrace | None
+) -> tuple[dict[Dim, Outcome], ExampleTrace | None]:
+    """Trace at other sizes; return what was found of each dimension, and the last call on the replica of `before`."""
+    if not (trace.numbers.sizes_were_read or trace.is_real):
+        return dict.fromkeys(_dims_of(inputs), UNTRIED), before
+    variation = Variation(request, trace, set(_compared(trace, inputs)), before=before)
+    varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
+    earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, other_mode.on_earlier_inputs)
+    known = {**dict.fromkeys(_dims_of(inputs), LAYOUT_NOT_VARIED), **variation.test(varied, earlier)}
+    before = variation.before
+    if trace.has_filled_caches:
+        known.update(stale_dims(variation))
+    return known, before
+
+
+def _check_values_and_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
+    """Add checks of numbers that were read from values, and of dtypes; take out needless ones of gradients."""
     pin_data_dependent_numbers(request, trace)
     needless = needless_gradient_checks(request, trace)
     follow_dtypes(request, trace)
@@ -77,11 +100,6 @@ def free_dims(
         (question,) = check.all_input_nodes
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
-    free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
-    _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
-    _check_kind_of_device(trace, inputs)
-    other_mode.before = before if other_mode.graph is not None else None
-    return free
 
 
 def _compared(trace: ExampleTrace, inputs: list[_Input]) -> Iterator[Dim]:
@@ -134,8 +152,7 @@ def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
             device = graph.call_function(getattr, (_node_at(graph, place), "device"))
             kind = graph.call_function(getattr, (device, "type"))
             what = f"the kind of device of input '{name}', for which the model's code asks"
-            check = graph.call_function(check_decision, (kind, tensor.device.type, what))
-            check.meta["is_guard"] = True
+            add_check(graph, check_decision, kind, tensor.device.type, what)
 
 
 def _node_at(graph: Graph, place: tuple[Node, Path]) -> Node:
@@ -147,7 +164,7 @@ def _node_at(graph: Graph, place: tuple[Node, Path]) -> Node:
 
 
 def _first_of_forward(graph: Graph) -> Node:
-    """Return the first node behind the checks of what the inputs are."""
+    """Return the first node after the checks of what the inputs are."""
     return next(node for node in graph.nodes if node.op != "placeholder" and not node.meta.get("is_check_of_input"))
 
 
@@ -167,5 +184,4 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
                 checks.append((check_size, dim, expected, what))
             node = _node_at(graph, place) if checks else None
             for function, *arguments in checks:
-                check = graph.call_function(function, (node, *arguments))
-                check.meta["is_guard"] = True
+                add_check(graph, function, node, *arguments)

@@ -10,7 +10,7 @@ from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import does_what_is_needed
+from featx.tracing.freedom.same_needed import matches_needed_nodes
 from featx.tracing.guards.guards import check_decision
 
 
@@ -50,4 +50,4 @@ def needless_gradient_checks(request: TraceRequest, trace: ExampleTrace) -> list
     again = request.attempt(trace, conditions)
     if again is None:
         return []
-    return checks if does_what_is_needed(again, trace, frozenset(checks)) else []
+    return checks if matches_needed_nodes(again, trace, frozenset(checks)) else []

@@ -80,7 +80,7 @@ class OtherMode:
         """Say whether what was found out holds for a trace in the other mode too."""
         if self.graph is None or trace.needed != self.needed:
             return False
-        if not is_same_graph(trace.graph, self.graph, first=self.needed):
+        if not is_same_graph(trace.graph, self.graph, count=self.needed):
             return False
         return self.needed is None or places_of_requested(trace) == self.places
 

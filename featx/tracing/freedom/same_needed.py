@@ -9,16 +9,17 @@ from featx.ir.node import Node
 from featx.tracing.example.trace import ExampleTrace
 
 
-def does_what_is_needed(again: ExampleTrace, trace: ExampleTrace, besides: Collection[Node] = ()) -> bool:
-    """Say whether a further run does the same as `trace` up to the last node that is needed, and means it by the names.
+def matches_needed_nodes(again: ExampleTrace, trace: ExampleTrace, ignoring: Collection[Node] = ()) -> bool:
+    """Say whether `again` has the nodes of `trace` up to the last needed one, with the requested ones in their places.
 
-    What modules do behind that node may differ. But a loop over `self.layers[:n]` that goes on there returns something
-    else. The arguments of the nodes `besides` do not count. O(nodes + edges).
+    What modules do after that node may differ. But a loop over `self.layers[:n]` that goes on there returns something
+    else. The arguments of the nodes in `ignoring` are not compared. O(nodes + edges).
     """
-    return is_same_graph(again.graph, trace.graph, besides, first=trace.needed) and means_the_same(again, trace)
+    has_nodes = is_same_graph(again.graph, trace.graph, ignoring, count=trace.needed)
+    return has_nodes and requested_places_match(again, trace)
 
 
-def means_the_same(again: ExampleTrace, trace: ExampleTrace) -> bool:
+def requested_places_match(again: ExampleTrace, trace: ExampleTrace) -> bool:
     """Say whether the wanted nodes are at the same places in both graphs, where not all of these is compared."""
     return trace.needed is None or places_of_requested(again) == places_of_requested(trace)
 

@@ -22,7 +22,7 @@ from featx.tracing.freedom.constant_values import ConstantValues
 from featx.tracing.freedom.outcomes import STALE, Outcome
 from featx.tracing.freedom.resizing import Dim, OtherSize
 from featx.tracing.freedom.variation import Group, Variation
-from featx.tracing.guards.guards import check_decision
+from featx.tracing.guards.guards import add_check, check_decision
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tracing.side_effects.left import Left
 from featx.tracing.signals import GAVE_UP, ThreadInterference
@@ -46,7 +46,7 @@ def stale_dims(variation: Variation) -> dict[Dim, Outcome]:
 
 
 def _is_free(variation: Variation, groups: list[Group]) -> bool:
-    # A cache that has grown may be of a length that no first call would give it, so the half comes again behind it.
+    # A cache that has grown may be of a length that no first call would give it, so the half comes again after it.
     # Half of one sample is that sample: a second call with it has been compared with the first one.
     has_half = any(group.size > 1 for group in groups)
     return _is_fresh_at(variation, groups, [_half, None, _half] if has_half else [None])
@@ -64,7 +64,7 @@ def _half(position: int, size: int, number: int) -> int:
 
 
 def _exchangeable(groups: list[Group]) -> list[Group]:
-    """Return two groups behind the first dimension, the second of an even length; none where there are no such two."""
+    """Return two groups after the first dimension, the second of an even length; none where there are no such two."""
     behind = [group for group in groups if group.position > 0]
     halved = next((group for group in reversed(behind) if group.size % 2 == 0), None)
     doubled = next((group for group in behind if group is not halved), None)
@@ -146,8 +146,7 @@ def pin_dtypes_of_caches(trace: ExampleTrace) -> None:
         with trace.graph.inserting_after(source):
             read = trace.graph.call_function(getattr, (source, "dtype"))
         with trace.graph.inserting_after(read):
-            check = trace.graph.call_function(check_decision, (read, dtype, f"the dtype of {text}"))
-        check.meta["is_guard"] = True
+            add_check(trace.graph, check_decision, read, dtype, f"the dtype of {text}")
         trace.checks.left.add(Left("", f"a table in {dtype}", is_for_one_length=True))
 
 

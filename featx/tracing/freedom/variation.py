@@ -39,7 +39,7 @@ from featx.tracing.freedom.resizing import (
     resized,
     twice,
 )
-from featx.tracing.freedom.same_needed import does_what_is_needed
+from featx.tracing.freedom.same_needed import matches_needed_nodes
 from featx.tracing.guards.disguises import (
     Disguise,
     disguise_as_a_bit_larger,
@@ -266,7 +266,7 @@ class Variation:
         return FREE if self._is_same(again) else CHANGED
 
     def _is_same(self, again: ExampleTrace) -> bool:
-        if not does_what_is_needed(again, self._trace):
+        if not matches_needed_nodes(again, self._trace):
             return False
         join_measured(self._trace.graph, again.graph, self._trace.needed)
         return True
@@ -328,12 +328,12 @@ def _reason(groups: list[Group], changes: Mapping[Dim, int], disguise: Disguise)
     return f"other sizes ({', '.join(sizes)}{shown})"
 
 
-def join_measured(graph: Graph, other: Graph, first: int | None = None) -> None:
+def join_measured(graph: Graph, other: Graph, count: int | None = None) -> None:
     """Let `graph` know what calls were seen to write, share and draw in the same graph of another trace. O(nodes).
 
-    With `first`, only so many nodes are the same.
+    With `count`, only so many nodes are the same.
     """
-    for node, twin in zip(first_nodes(graph, first), first_nodes(other, first), strict=True):
+    for node, twin in zip(first_nodes(graph, count), first_nodes(other, count), strict=True):
         if twin.meta.get("is_overwritten"):
             node.meta["is_overwritten"] = True
         measured: MeasuredEffects | None = node.meta.get("effects")

@@ -3,7 +3,7 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +20,7 @@ from featx.tree import items_at, tree_leaves
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
+    from featx.ir.node import Node
 
 
 _COMPILED = (
@@ -266,8 +267,14 @@ def require_aliases(graph: "Graph", expected: tuple[int, ...] | None) -> None:
     # Of a dict, those items that forward reads.
     inputs = tuple(next((user for user in node.users if user.target is items_at), node) for node in inputs)
     with graph.inserting_after(max(inputs)):
-        check = graph.call_function(check_aliases, (inputs, expected))
-    check.meta["is_guard"] = check.meta["is_check_of_input"] = True
+        add_check(graph, check_aliases, inputs, expected).meta["is_check_of_input"] = True
+
+
+def add_check(graph: "Graph", function: Callable[..., None], *arguments: Any) -> "Node":
+    """Add a call of one of these checks where nodes are inserted now, and return it."""
+    check = graph.call_function(function, arguments)
+    check.meta["is_guard"] = True
+    return check
 
 
 def require_mode(graph: "Graph", training: bool, reason: str) -> None:
@@ -281,8 +288,7 @@ def require_mode(graph: "Graph", training: bool, reason: str) -> None:
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         mode = graph.get_attr("training")
-        check = graph.call_function(check_decision, (mode, training, f"the train mode ({reason})"))
-    check.meta["is_guard"] = True
+        add_check(graph, check_decision, mode, training, f"the train mode ({reason})")
 
 
 def _is_same(value: Any, expected: Any) -> bool:

@@ -242,7 +242,7 @@ def _define_text(kind: type, name: str) -> None:
 
     def implementation(self: Any, *args: Any) -> str:
         text = known(_plain(self), *args)
-        if not self.trace.is_recording() or not (self.trace.is_message() or self.trace.is_in_key_of_cache(text)):
+        if not self.trace.is_recording() or not (self.trace.is_message() or self.trace.note_text_in_cache_key(text)):
             pinned(self)
         return text
 
@@ -251,7 +251,7 @@ def _define_text(kind: type, name: str) -> None:
 
 def _hash(self: Any) -> int:
     # A key of a dict: what is found there depends on the value, unless the code has put it there itself.
-    is_of_cache = self.trace.is_recording() and self.trace.is_key_of_cache(self)
+    is_of_cache = self.trace.is_recording() and self.trace.record_cache_key(self)
     return hash(_plain(self) if is_of_cache else pinned(self))
 
 

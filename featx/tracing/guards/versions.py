@@ -19,7 +19,7 @@ def version_of(value: Any) -> int:
     """
     if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
         return -1
-    else:  # noqa: RET505 - TorchScript reads what is behind an `if` that returns
+    else:  # noqa: RET505 - TorchScript reads what is after an `if` that returns
         return _counted(value)
 
 

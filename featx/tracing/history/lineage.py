@@ -23,7 +23,7 @@ class Part:
 Origin = Node | Part
 
 
-def node_behind(origin: Origin) -> Node:
+def source_node(origin: Origin) -> Node:
     """Return the node that a value is, or is a part of."""
     while isinstance(origin, Part):
         origin = origin.owner

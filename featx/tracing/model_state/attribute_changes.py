@@ -42,7 +42,7 @@ class AttributeChanges:
         self._parts = {module: parts_of(module) for module in modules} if earlier is None else earlier._parts.copy()
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
-        # What each entry of `_latest` was ahead of a call that changed it.
+        # What each entry of `_latest` was before a call that changed it.
         self._earlier: list[tuple[nn.Module, LayerState]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
         self._shared: dict[nn.Module, list[_Shared]] = {}
@@ -82,7 +82,7 @@ class AttributeChanges:
     def changed_by_call(self, module: nn.Module) -> Iterator[tuple[nn.Module, set[str]]]:
         """Yield a module, and each one inside it, with the attributes that are others than after its last call.
 
-        Layers of torch are left out. To be asked ahead of `note_call`.
+        Layers of torch are left out. To be asked before `note_call`.
         """
         for inner in self._at_or_inside(module):
             state = self._latest[inner]
@@ -93,7 +93,7 @@ class AttributeChanges:
     def noted_for_others(self, module: nn.Module, assigned: Callable[[nn.Module], Collection[str]]) -> str | None:
         """Return the attribute of a container in which a call of `module` has put plain values, if others have it too.
 
-        Others are modules that are not inside of `module`. To be asked ahead of `note_call`. `assigned` tells which
+        Others are modules that are not inside of `module`. To be asked before `note_call`. `assigned` tells which
         attributes the code of a module changes: what it puts there may be what was there.
         """
         for container, places in self._containers_of_others(module):

@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
     Attributes:
         name: of the attribute.
-        text: the name, with the key of the item behind it: `kept['mask']`.
+        text: the name, with the key of the item after it: `kept['mask']`.
     """
 
     name: str

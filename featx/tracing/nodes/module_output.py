@@ -23,10 +23,10 @@ def node_that_made(node: Node) -> Node:
 
 
 def mark_output(graph: Graph, value: Argument, path: str, last: Node | None = None) -> None:
-    """Note that the module at `path` has returned `value` behind the node `last`, by default at the end of `graph`.
+    """Note that the module at `path` has returned `value` after the node `last`, by default at the end of `graph`.
 
     The path goes into `meta["returned_by"]` of the node that gave the value, if that is the last one, as what comes
-    behind it may write into the value; else into that of a new one. Guards, and what they ask, may come between the
+    after it may write into the value; else into that of a new one. Guards, and what they ask, may come between the
     value and its return. They decide that it is returned as it is, and have `meta["is_ahead_of_return"]`.
     """
     last = last or graph.root.prev

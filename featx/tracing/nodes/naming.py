@@ -10,7 +10,7 @@ class QualifiedNames:
     """Collects the named nodes of a trace and, when it is done, writes `meta["qualified_name"]`.
 
     The names are torchvision's: `layer1.0.conv1` for a leaf module, `layer1.0.add` for a function in `layer1.0`, and
-    `_1`, `_2`... behind the second and later ones. A module that ran always keeps its own path at its first call; a
+    `_1`, `_2`... after the second and later ones. A module that ran always keeps its own path at its first call; a
     number that would collide with one is passed over. O(nodes).
     """
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
+from featx.ir.operator_facts import VIEW_ATTRIBUTES
 from featx.ir.paths import held_at
 
 _ARITHMETIC = frozenset(
@@ -121,7 +122,7 @@ def _kind_of_python_operator(node: Node, name: str, known: dict[Node, type | Non
             return torch.Size
         if attribute == "ndim":
             return int
-        return torch.Tensor if attribute in ("T", "H", "mT", "mH", "data", "real", "imag") else None
+        return torch.Tensor if attribute in VIEW_ATTRIBUTES else None
     if name == "getitem":
         if _is_tensor(kinds[0]):
             return torch.Tensor

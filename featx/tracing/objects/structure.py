@@ -41,7 +41,7 @@ def copy_structure(value: Any, leaf: Leaf, on_copy: OnCopy | None = None) -> Any
 
 
 def text_of(path: Path) -> str:
-    """Return what stands behind the name of a structure in code that reads a part: `.fields['x'][0]`."""
+    """Return what stands after the name of a structure in code that reads a part: `.fields['x'][0]`."""
     return "".join([f".{key}" if function is getattr else f"[{key!r}]" for function, key in path])
 
 

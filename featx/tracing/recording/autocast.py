@@ -85,7 +85,7 @@ class AutocastModes:
                 self._guard(node, answer, f"what torch.{function.__name__}({device!r}) answers")
 
     def follow(self) -> None:
-        """Note the state ahead of a node."""
+        """Note the state before a node."""
         state = _state()
         present = (state, frozenset(+self._open) if self._open else frozenset[str]())
         if present == self._present:

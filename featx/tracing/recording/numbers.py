@@ -58,8 +58,8 @@ class Numbers:
         values: the numbers that the model got, in order.
         origins: the nodes that they come from.
         computed: those that it has computed from them, and the nodes of these.
-        earlier: those of an earlier trace at other sizes, if this one is compared with it. C code sees the numbers that
-            differ disguised.
+        earlier: those of a finished trace, if this one is compared with it. C code sees the numbers that differ
+            disguised.
         disguise: as what it sees them.
         disguised: the positions of further numbers that are disguised.
         sizes_were_read: whether Python has seen a size, so that it may have made something of it that no node shows.
@@ -161,8 +161,8 @@ class Numbers:
         frame = self._recorder.model_frame()
         return frame is None or writes_a_message(frame)
 
-    def is_key_of_cache(self, number: Any) -> bool:
-        """Say whether code hashes a number only to look a key up in a cache of the model.
+    def record_cache_key(self, number: Any) -> bool:
+        """Record that code looks a key up in a cache of the model; say whether it hashes the number for that alone.
 
         Which keys of this call are equal decides what is found there. Python compares those whose hashes are equal;
         that the number differs from others is recorded here.
@@ -173,7 +173,7 @@ class Numbers:
         looked_up = dicts_looked_up(frame)
         if not looked_up:
             return calls_cached_method(frame)
-        if not self._size_caches.are_caches(looked_up, has_tuples=is_tuple_key(frame)):
+        if not self._size_caches.accept_as_caches(looked_up, has_tuples=is_tuple_key(frame)):
             return False
         key = key_looked_up(frame)
         key = key if type(key) is tuple else number
@@ -206,11 +206,11 @@ class Numbers:
             node = self._recorder.add_unnamed_node("call_function", operator.eq, arguments, {})
             self._recorder.guards.add(node, False, "whether two keys of a cache are equal")
 
-    def is_in_key_of_cache(self, text: str) -> bool:
-        """Say whether the running code makes `text` of the number only as a part of a key of a cache."""
+    def note_text_in_cache_key(self, text: str) -> bool:
+        """Note that `text`, made of the number, is a part of a cache's key; say whether it is made for that alone."""
         frame = self._recorder.model_frame()
         looked_up = [] if frame is None or self._context.fixes_keys else dicts_looked_up_by_text(frame)
-        if not looked_up or not self._size_caches.are_caches(looked_up):
+        if not looked_up or not self._size_caches.accept_as_caches(looked_up):
             return False
         self._size_caches.note_text(looked_up, text)
         return True
@@ -292,7 +292,7 @@ class Numbers:
         numbers = cast(tuple[Any, ...], tuple(items))
         if not all(type(item) is int or type(item) is TracedInt for item in numbers):
             return _extreme_of_mixed(function, numbers)
-        if not self._is_tied(function, numbers):
+        if not self._record_tie(function, numbers):
             return function(numbers)
         # Which of `min(height, width)` it is says nothing where the example is a square.
         arguments = self._recorder.create_args(numbers)
@@ -300,7 +300,8 @@ class Numbers:
         result = function(plain_numbers(numbers))
         return traced_number(result, node, self, self.disguise(result) if _holds_disguised(numbers) else None)
 
-    def _is_tied(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
+    def _record_tie(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
+        """Note whether several of the numbers are the extreme; return that of the earlier trace where there is one."""
         position, plain = len(self.ties), plain_numbers(numbers)
         extreme = function(plain)
         extremes = [item for item, value in zip(numbers, plain, strict=True) if value == extreme]

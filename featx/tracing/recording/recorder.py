@@ -20,7 +20,7 @@ from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, plain_number
 from featx.tracing.history.call_record import Record
 from featx.tracing.history.earlier_calls import EarlierCalls
-from featx.tracing.history.lineage import Lineage, Origin, Part, node_behind
+from featx.tracing.history.lineage import Lineage, Origin, Part, source_node
 from featx.tracing.history.opaque_call import OpaqueCall
 from featx.tracing.history.write_log import WriteLog
 from featx.tracing.nodes.grad_modes import GradModes
@@ -92,7 +92,7 @@ class Recorder(TracerBase):
         has_dynamic_shape: whether a kernel has run, since the last named node, whose result depends on values in its
             shape.
         most_nodes: how many nodes there may be; None is any number.
-        needed: how many nodes matter, where it is known: what comes behind them is not recorded.
+        needed: how many nodes matter, where it is known: what comes after them is not recorded.
         call_record: what forward does, where a second call is to be compared with it.
         is_compared: whether a second call is compared with this one, or with the first one of which this is a variant.
         given: what the containers and objects among the inputs held at the start, by the ids of their copies.
@@ -263,7 +263,7 @@ class Recorder(TracerBase):
         return self.lineage.get(value) is not None or value.is_meta
 
     def _is_named(self, origin: Origin) -> bool:
-        return node_behind(origin) in self._named
+        return source_node(origin) in self._named
 
     def path_of_module(self, module: nn.Module) -> str:
         """Return the path of a module in the root, the first one where it has several."""
@@ -356,7 +356,7 @@ class Recorder(TracerBase):
         """Whether all nodes are there that matter."""
         return self.needed is not None and len(self.graph.nodes) >= self.needed
 
-    def describe(self, node: Node, tensor: torch.Tensor) -> None:
+    def note_form(self, node: Node, tensor: torch.Tensor) -> None:
         """Note the form of the tensor that a node gave, and its version."""
         meta = node.meta
         meta["dtype"] = tensor.dtype
@@ -462,7 +462,7 @@ class Recorder(TracerBase):
             else:
                 node = self.add_unnamed_node("get_attr", path, (), {})
             self._reads[path] = node
-            self.describe(node, tensor if self.is_real else self.stand_ins.of(tensor))
+            self.note_form(node, tensor if self.is_real else self.stand_ins.of(tensor))
         return node
 
     def sources_of(self, tensor: torch.Tensor) -> Iterator[Node]:

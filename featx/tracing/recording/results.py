@@ -14,7 +14,7 @@ from featx.ir.node import Node
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number, plain_numbers
-from featx.tracing.history.lineage import Origin, Part, node_behind
+from featx.tracing.history.lineage import Origin, Part, source_node
 from featx.tracing.objects.followed_tuple import FollowedTuple
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of, text_of
 from featx.tracing.recording.recorder import Recorder
@@ -123,7 +123,7 @@ class Results:
             recorder.earlier.forget(value)
             recorder.write_log.note_memory(value)
             if isinstance(origin, Node):
-                recorder.describe(origin, value)
+                recorder.note_form(origin, value)
             return value
         if value is None:
             return value
@@ -235,7 +235,7 @@ class Results:
             elif not isinstance(part, (tuple, list, dict)) and (is_structure(part) or part is value):
                 lineage.put(part, origins[path])
             if is_structure(part):
-                self.objects.append((f"an object that '{node_behind(origin).name}' gave", part, contents_of(part)))
+                self.objects.append((f"an object that '{source_node(origin).name}' gave", part, contents_of(part)))
         return value
 
     def _with_numbers(self, value: Any, origin: Origin) -> Any:

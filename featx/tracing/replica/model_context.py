@@ -134,7 +134,7 @@ class ModelContext:
             self.caches.accept_plain_values()
 
     def refresh_caches(self, *, forget_left: bool) -> None:
-        """Let `caches` tell what they hold now, ahead of a trace. O(names), and fast where nothing has changed.
+        """Let `caches` tell what they hold now, before a trace. O(names), and fast where nothing has changed.
 
         Args:
             forget_left: forget what earlier calls have left there.

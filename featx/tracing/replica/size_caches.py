@@ -34,8 +34,8 @@ class SizeCaches:
         # The texts of sizes that were a part of keys of each of them.
         self._texts: dict[int, set[str]] = {}
 
-    def are_caches(self, dicts: Iterable[dict[Any, Any]], *, has_tuples: bool = False) -> bool:
-        """Say whether all of these are such caches, and remember those that are empty now. O(keys).
+    def accept_as_caches(self, dicts: Iterable[dict[Any, Any]], *, has_tuples: bool = False) -> bool:
+        """Take dicts that are empty now for caches of that kind; say whether all of these are such caches. O(keys).
 
         With `has_tuples`, they are looked up by tuples. A dict that a call makes is a cache then too. By numbers it may
         group things, and code may look it up by constants.

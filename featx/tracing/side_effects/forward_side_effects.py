@@ -68,10 +68,10 @@ def unsupported_side_effect(
         if not is_read(type(module), name) or not is_from_inputs(recorder, value):
             continue
         # What was not there at all was assigned before it was read, unless the code asks whether it is there.
-        if is_tested_for(type(module), name) or (state.had(name) and checks.is_read_first((path, name))):
+        if is_tested_for(type(module), name) or (state.had(name) and checks.require_read_order((path, name))):
             return f"forward stores an input-dependent value in the attribute '{name}', and reads it in the next call"
     for name in state.assigned_numbers():
-        if is_read(type(module), name) and checks.is_read_first((path, name)):
+        if is_read(type(module), name) and checks.require_read_order((path, name)):
             what = f"forward stores a number in the attribute '{name}', and reads it in the next call"
             if not must_open or is_from_inputs(recorder, module.__dict__[name]):
                 return what

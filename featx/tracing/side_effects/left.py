@@ -14,7 +14,7 @@ class Left:
 
     Attributes:
         path: of the module that has it; "" for the root, and for what is in no module.
-        text: the place, with a key or a constant behind the name: `kept['mask']`, `mode = 'fast'`. Calls that leave
+        text: the place, with a key or a constant after the name: `kept['mask']`, `mode = 'fast'`. Calls that leave
             another constant there are to be told apart.
         name: the name of the attribute; "" where it is none, such as a global of the model's Python file.
         is_for_one_length: whether it is a cache that later calls with another length would use.

@@ -66,10 +66,10 @@ class StateChecks:
         self._in_progress: list[nn.Module] = [next(iter(paths))]
         self._changed: set[nn.Module] = set()
 
-    def note_opaque_call(self, module: nn.Module, path: str, *, is_own: bool) -> None:
-        """Take note that a module was called as one node. `is_own`: it is no layer of torch."""
+    def note_opaque_call(self, module: nn.Module, path: str, *, needs_measuring: bool) -> None:
+        """Take note that a module was called as one node. `needs_measuring` is as for `OneNodeChecks.check`."""
         self.opaque_paths.add(path)
-        if is_own:
+        if needs_measuring:
             self.states.note_call(module)
 
     def note_changed_outside(self, path: str) -> None:
@@ -225,8 +225,8 @@ class StateChecks:
     def _note_left(self, path: str, places: Iterable[Place]) -> None:
         self.left.update(Left(path, text, name) for name, text in places)
 
-    def is_read_first(self, attribute: Attribute) -> bool:
-        """Say whether forward reads an attribute before it assigns it.
+    def require_read_order(self, attribute: Attribute) -> bool:
+        """Say whether forward reads an attribute before it assigns it; if that is not known, let the run start again.
 
         Raises:
             ReadOrderUnknown: that is not known; a trace without the attribute will tell.

@@ -117,7 +117,7 @@ def written_operator(frame: FrameType) -> str | None:
 
 
 def written_sign(frame: FrameType) -> str | None:
-    """Return the sign that `frame` puts ahead of a value, `-x` or `+x`, or None where it is at something else."""
+    """Return the sign that `frame` puts before a value, `-x` or `+x`, or None where it is at something else."""
     node = node_at(frame)
     return _SIGNS.get(type(node.op)) if isinstance(node, ast.UnaryOp) else None
 

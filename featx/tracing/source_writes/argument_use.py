@@ -192,7 +192,7 @@ class _Reader:
         targets: list[ast.expr] = getattr(target, "elts", [])
         values: list[ast.expr] = getattr(value, "elts", [])
         if targets and len(targets) == len(values) and not _has_starred((*targets, *values)):
-            are_parts = [self._is_part(each) for each in values]  # all of them, ahead of the first assignment
+            are_parts = [self._is_part(each) for each in values]  # all of them, before the first assignment
             for each, is_part in zip(targets, are_parts, strict=True):
                 self._assign(each, is_part)
         else:

@@ -160,7 +160,7 @@ def _roots(value: ast.expr) -> set[str]:
 
 
 def _conditional(statements: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield the nodes that a call may leave out: those in branches, and those behind a branch that may end the call."""
+    """Yield the nodes that a call may leave out: those in branches, and those after a branch that may end the call."""
     for place, statement in enumerate(statements):
         if isinstance(statement, ast.With):
             yield from _conditional(statement.body)

@@ -150,7 +150,7 @@ class StandIns:
         if facts_of(name).writes_first or "out" in kwargs:
             self._note_outdated(targets_of_write(args, kwargs))
         args, kwargs = plain_numbers(args), plain_numbers(kwargs) if kwargs else kwargs
-        if self.is_cast:  # ahead of the question what is known, which is by dtypes
+        if self.is_cast:  # before the question what is known, which is by dtypes
             args, kwargs = self._convert(args, self.of), self._convert(kwargs, self.of)
         key = self._key_of(function, args, kwargs)
         result = None if key is None else self._results.get(key)

@@ -69,7 +69,7 @@ def needs_observer(node: Node, modules: dict[str, nn.Module]) -> bool:
 
 
 def prepare(model: nn.Module) -> GraphModule:
-    """Insert an observer behind each node of the rule."""
+    """Insert an observer after each node of the rule."""
     tracer = QuantTracer([])
     traced = GraphModule(copy.deepcopy(model), tracer.trace(model), "Prepared")
     modules = dict(traced.named_modules(remove_duplicate=False))

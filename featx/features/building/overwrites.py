@@ -1,0 +1,145 @@
+"""Which wanted values a kept call may overwrite later, and what goes on with a clone of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from math import inf
+
+from featx.features.building.liveness import Liveness
+from featx.ir.memory import MemoryGroups
+from featx.ir.names import shown_name
+from featx.ir.node import Node
+from featx.tracing.nodes.module_output import module_output
+
+# Nodes whose memory exists outside of a call.
+_OUTSIDE = ("placeholder", "get_attr")
+
+
+class Overwrites:
+    """What the kept nodes of a graph write of the memory of values that are returned.
+
+    Args:
+        liveness: knows the graph, and which of its nodes are kept.
+    """
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._graph = liveness.graph
+        self._effects = liveness.effects
+        self._memory = liveness.memory
+        self._kept = liveness.kept
+        self._possibly_returned = liveness.possibly_returned
+
+    def is_overwritten(self, node: Node) -> bool:
+        """Say whether a kept call after `node` may write into its memory."""
+        writers = self._writers_after(node, self._memory)
+        if node.meta.get("is_overwritten") and self._memory.of(node) not in self._written_groups:
+            return True  # by a call that reaches the tensor in another way than by its arguments
+        is_assumed = any(self._effects.of(writer).is_opaque for writer in writers)
+        if node.meta.get("is_overwritten", True) or is_assumed or not writers:
+            return bool(writers)
+        # It was not written for the example; but what was copied there may be the same memory for another input.
+        return not writers <= self._writers_after(node, self._memory_as_copied)
+
+    def unknown_calls_after(self, wanted: Iterable[Node]) -> dict[Node, list[str]]:
+        """Return which kept calls get the memory of wanted values and were only seen not to write it, by value."""
+        calls = [node for node in self._graph.nodes if node in self._kept and "effects" in node.meta]
+        groups = {call: {self._memory.of(source) for source in call.all_input_nodes} for call in calls}
+        found = {
+            node: [shown_name(call) for call in calls if call > node and self._memory.of(node) in groups[call]]
+            for node in wanted
+        }
+        return {node: names for node, names in found.items() if names}
+
+    def may_change_in_next_call(self, node: Node) -> bool:
+        """Say whether a value may be a tensor of the model's state, which a kept call writes in each call."""
+        group = self._memory.of(node)
+        return group in self._groups_of_state and any(group in self._memory.written_by(each) for each in self._kept)
+
+    @cached_property
+    def _groups_of_state(self) -> set[int]:
+        nodes = self._graph.nodes
+        return {
+            self._memory.of(node) for node in nodes if node.op == "get_attr" or self._effects.of(node).returns_state
+        }
+
+    @cached_property
+    def _written_groups(self) -> set[int]:
+        return self._memory.written()
+
+    def nodes_to_clone_after(self, node: Node) -> list[Node]:
+        """Return nodes that stand for all that is read or written after `node` of its memory, or is made of it.
+
+        That is `node`, and where it marks what a module has returned, what it takes. There are none where an input or
+        the model's own tensors are that memory, or another value from before `node` that is used later.
+        """
+        if node.target is not module_output:
+            return [] if node in self._shared_with_others else [node]
+        memory = self._memory_without_marks
+        sources = node.all_input_nodes
+        groups = {memory.of(source) for source in sources}
+        if len(groups) < len(sources) or any(map(memory.is_external, sources)):
+            return []
+        others = (other for other in self._kept if other < node and other not in sources and memory.of(other) in groups)
+        is_used_later = any(user > node and user in self._kept for other in others for user in other.users)
+        return [] if is_used_later else sources
+
+    @cached_property
+    def _marks(self) -> set[Node]:
+        return set(self._graph.find_nodes(op="call_function", target=module_output))
+
+    @cached_property
+    def _memory_without_marks(self) -> MemoryGroups:
+        # A mark of what a module has returned joins the memory of all that is in a tuple.
+        if not self._marks:
+            return self._memory
+        memory = MemoryGroups(self._graph, self._effects, self._marks)
+        for call, source in self._possibly_returned:
+            memory.join(call, source)
+        return memory
+
+    @cached_property
+    def _shared_with_others(self) -> set[Node]:
+        # By group of memory: the place of the last read so far, or infinity where the memory exists outside of a call.
+        marks, memory = self._marks, self._memory_without_marks
+        last_read: dict[int, float] = {}
+        places = {node: place for place, node in enumerate(self._graph.nodes)}
+        found: set[Node] = set()
+        for node in self._graph.nodes:
+            if node not in self._kept:
+                continue
+            group = memory.of(node)
+            is_outside = node.op in _OUTSIDE or self._effects.of(node).returns_state
+            if is_outside or last_read.get(group, -1.0) > places[node]:
+                found.add(node)
+            reads = [inf if user in marks else float(places[user]) for user in node.users if user in self._kept]
+            last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
+        return found
+
+    def only_read_until(self, node: Node) -> Node | None:
+        """Return the first call that writes a value, if until then its memory is read by calls on the value alone.
+
+        None where these may pass it on, where another value of that memory is read or written, or where the memory
+        exists outside of this call.
+        """
+        if node.target is module_output or self._memory.is_external(node):
+            return None
+        writer = min(self._writers_after(node, self._memory), default=None)
+        if writer is None or node not in self._effects.of(writer).writes or self._effects.of(writer).is_opaque:
+            return None
+        group = self._memory.of(node)
+        for other in self._kept:
+            if node < other < writer:
+                sources = [source for source in other.all_input_nodes if self._memory.of(source) == group]
+                if any(source is not node for source in sources) or node in self._effects.of(other).shares:
+                    return None
+        return writer
+
+    def _writers_after(self, node: Node, memory: MemoryGroups) -> set[Node]:
+        group = memory.of(node)
+        return {writer for writer in self._kept if writer > node and group in memory.written_by(writer)}
+
+    @cached_property
+    def _memory_as_copied(self) -> MemoryGroups:
+        copies = {node for node in self._graph.nodes if self._effects.copies_if_needed(node)}
+        return MemoryGroups(self._graph, self._effects, copies | self._marks)
