@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -101,7 +102,14 @@ def test_tensors_that_a_hook_was_given_are_freed_with_the_trace(monkeypatch: pyt
     model = model_with(store)
     # A walk over all objects of the process, which takes as long as several traces, looks for what keeps a tensor.
     monkeypatch.setattr(gc, "get_referrers", lambda *values: pytest.fail("a tensor of the trace lives on"))
-    featx.create_feature_extractor(model, ["1.0"], example_inputs=X)
+    x = torch.rand(1013, 3)  # so many rows has no other tensor
+    extractor = featx.create_feature_extractor(model, ["1.0"], example_inputs=x)
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of objects that warn where one asks for their class
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    assert not [each for each in tensors if each.shape == (1013, 2)]  # as what the hook was given
+    assert extractor(x)["1.0"].shape == (1013, 3)
 
 
 def test_what_a_hook_stores_and_forward_reads_is_followed_in_one_file() -> None:

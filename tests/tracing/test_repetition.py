@@ -9,6 +9,7 @@ import copy
 import functools
 import io
 import itertools
+import logging
 import queue
 import threading
 import weakref
@@ -21,7 +22,6 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.example.trace import ExampleTrace
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -467,16 +467,7 @@ def test_tables_that_are_made_in_the_first_call_and_for_longer_inputs_are_no_sta
         assert torch.equal(traced(x), Positions()(x))
 
 
-def test_second_call_is_compared_without_a_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[bool] = []
-    repeats = ExampleTrace.repeats
-
-    def noting(self: ExampleTrace, args: Any, kwargs: Any) -> bool:
-        answers.append(repeats(self, args, kwargs))
-        return answers[-1]
-
-    monkeypatch.setattr(ExampleTrace, "repeats", noting)
-
+def test_second_call_is_compared_without_a_second_trace(caplog: pytest.LogCaptureFixture) -> None:
     class Plain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -485,9 +476,11 @@ def test_second_call_is_compared_without_a_second_trace(monkeypatch: pytest.Monk
         def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
             return self.linear(x).relu().view(x.shape[0], -1) * scale
 
-    featx.trace(Plain().eval(), torch.rand(2, 4))
-    assert answers
-    assert all(answers)
+    with caplog.at_level(logging.DEBUG, "featx"):
+        featx.trace(Plain().eval(), torch.rand(2, 4))
+    runs = [each for each in caplog.messages if "a second call" in each]
+    assert runs
+    assert all("against the record of the first" in each for each in runs)
 
 
 class Box:
