@@ -122,10 +122,16 @@ class OptimizedExtractor(nn.Module):
         """Why a call was left to the extractor, by a compiler that does not raise; empty if none was."""
         return next((runner.problem for runner in self._runners if isinstance(runner, OpenVINORunner)), "")
 
+    def compiled_anew(self) -> OptimizedExtractor:
+        """Return a module that runs by the same recipe, with the same weights, and nothing that is compiled by now."""
+        module = copy.copy(self)
+        module._runners = []
+        return module
+
     def uncompiled(self) -> OptimizedExtractor:
         """Return a module that runs by the same recipe but for torch.compile, with the same weights."""
-        module = copy.copy(self)
-        module.recipe, module._runners = replace(self.recipe, compile=None), []
+        module = self.compiled_anew()
+        module.recipe = replace(self.recipe, compile=None)
         return module
 
     def train(self, mode: bool = True) -> OptimizedExtractor:

@@ -42,13 +42,14 @@ def optimize(
 
     What may help is tried and timed in turn with the exact extractor, in this process: editing the graph (folded batch
     norms and layer scales, merged linear layers, removal of what does nothing in eval mode), channels last, bfloat16,
-    float16, torch.compile, other numbers of threads, and computing a batch in parts. The fastest one whose error is
-    within `tolerance` for each feature is returned; it is never slower than the exact extractor, which is returned as
-    it is where nothing gains. The error of a feature is `|found - exact| / |exact|` in the Euclidean norm, that of the
-    worst sample, on the example, on noise, and for images on photos. Other inputs may give larger errors.
+    float16, torch.compile, OpenVINO if it is installed, other numbers of threads, and computing a batch in parts. The
+    fastest one whose error is within `tolerance` for each feature is returned; it is never slower than the exact
+    extractor, which is returned as it is where nothing gains. The error of a feature is `|found - exact| / |exact|` in
+    the Euclidean norm, that of the worst sample, on the example, on noise, and for images on photos. Other inputs may
+    give larger errors.
 
     The extractor and its model stay as they are. The result has copies of the weights, and trains no more. Memory: up
-    to four more copies of the weights while it is searched for.
+    to four more copies of the weights while it is searched for, and two by OpenVINO.
 
     Args:
         extractor: what `create_feature_extractor` or `create_backbone` returns, in eval mode.

@@ -287,10 +287,7 @@ class Search:
             return Trial(recipe, problem=module.problem)
         errors = relative_errors(self._expected[self._called], first)
         for name, inputs in self._inputs.items():
-            # Code is not compiled for another size, which takes seconds, to measure how it rounds; but OpenVINO has
-            # operators of its own.
-            is_compiled = name not in (LONGER, OTHER_FORM) or recipe.compile == OPENVINO
-            caller = module if is_compiled else module.uncompiled()
+            caller = self._caller_of_other_size(module) if name in (LONGER, OTHER_FORM) else module
             found = relative_errors(self._expected[name], self._call(caller, inputs))
             errors = {key: max(error, found[key]) for key, error in errors.items()}
         limit = self._tolerance if recipe.compile is not None else _MAY_FIT_COMPILED * self._tolerance
@@ -300,6 +297,12 @@ class Search:
         inputs = self._some_rows if recipe.compile is None and recipe.rows is None else self._example
         times = time_in_turn([self._caller(each, inputs) for each in (self._extractor, module)], _SECONDS, self._wait)
         return Trial(recipe, times[1] / times[0], errors)
+
+    def _caller_of_other_size(self, module: OptimizedExtractor) -> OptimizedExtractor:
+        """Return a module that is called for errors at another size, and then dropped."""
+        # Code is not compiled for another size, which takes seconds, to measure how it rounds; but OpenVINO has
+        # operators of its own.
+        return module.compiled_anew() if module.recipe.compile == OPENVINO else module.uncompiled()
 
     def _fastest_of_some(self, module: nn.Module, inputs: Example) -> float:
         """Return the time of the fastest of a few calls by that of the exact extractor; of one if that is promising."""
