@@ -61,6 +61,8 @@ class Liveness:
         # What Python decided on the way to the wanted values must still hold.
         hooks = self._gradient_hooks_of_wanted()
         ahead = {each for node in wanted for each in guards_ahead_of_return(node)}
+        # Decisions after a value that a later call of its module may depend on.
+        ahead |= {node for node in graph.nodes if node.meta.get("may_call")}
         self._required = wanted | hooks | ahead | self._guards_ahead_of(max(wanted | hooks | ahead))
         self._sweep()
         while self._require_state_writers():

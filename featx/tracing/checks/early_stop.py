@@ -78,6 +78,9 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
         for path in trace.module_calls.calls_asked_for.keys() - leaves
         if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
+    again = sorted(called & trace.called_later)
+    if again:
+        return f"may call '{again[0]}' again, whose last call is requested"
     if not written and (read or called):
         run = _run_to_the_end(request, trace, read, called)
         again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]

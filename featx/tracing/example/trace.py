@@ -85,6 +85,7 @@ class ExampleTrace:
         gradients: whether it runs with gradients switched on.
         find_requested: finds what is wanted of it; None is all.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
+        called_later: the requested modules that code after that place may call.
         needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
         has_filled_caches: whether a second call was seen to use what this one has computed from sizes and constants.
         cached: the names of the nodes whose values the second call has used.
@@ -109,6 +110,7 @@ class ExampleTrace:
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=tracer.keep_source
         )
         recorder.hooks.are_run = opening.opens_hooked
+        recorder.later_calls.asked_for = opening.asked_for
         results = self._results = Results(recorder)
         before = conditions.before
         earlier_foreign = None if before is None else before._foreign
@@ -129,6 +131,7 @@ class ExampleTrace:
         self.final_checks = FinalChecks(model_context, recorder, results, self._torch_calls, self.checks, self.inputs)
         self.find_requested: RequestedNodeFinder | None = None
         self.early_stop_reason: str | None = None
+        self.called_later: frozenset[str] = frozenset()
         self.needed: int | None = None
         self.has_filled_caches = False
         self.cached: frozenset[str] = frozenset()
@@ -333,6 +336,7 @@ class ExampleTrace:
                 self._explain(error)
                 raise
             self.early_stop_reason = str(error)
+            self.called_later = self.recorder.later_calls.after_error(error.__traceback__)
             free_frames(error)
             if self.recorder.call_record is not None:
                 self.recorder.call_record.stopped_early = True

@@ -17,6 +17,7 @@ from featx.tracing.guards.guards import (
     check_result,
     check_same_items,
 )
+from featx.tracing.recording.later_calls import LaterCalls
 from featx.tracing.signals import Untraceable
 from featx.tracing.source.frames import describe
 
@@ -29,10 +30,12 @@ class GuardNodes:
 
     Args:
         recorder: makes the nodes.
+        later_calls: knows which modules may be called after a decision.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, later_calls: LaterCalls) -> None:
         self._recorder = recorder
+        self._later_calls = later_calls
 
     def add(self, node: Node, value: Any, what: str, *, when_compiled: str = "check") -> Node:
         """Add a check that the value of a node is again what Python saw; see `check_decision`."""
@@ -41,6 +44,9 @@ class GuardNodes:
         arguments = (node, value, f"{what}{where}", *([] if when_compiled == "check" else [when_compiled]))
         check = self._recorder.add_unnamed_node("call_function", check_decision, arguments, {}, None)
         check.meta["is_guard"] = True
+        later = self._later_calls.after_decision(frame, self._recorder.scope.module_path) if frame is not None else ()
+        if later:
+            check.meta["may_call"] = later
         return check
 
     def add_for_form(self, node: Node, value: Any, what: str) -> None:

@@ -32,6 +32,7 @@ from featx.tracing.objects.python_state import objects_in
 from featx.tracing.objects.structure import holds_something_else
 from featx.tracing.recording.autocast import AutocastModes
 from featx.tracing.recording.guard_nodes import GuardNodes
+from featx.tracing.recording.later_calls import LaterCalls
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.returned_objects import ReturnedObjects
 from featx.tracing.recording.unowned_tensors import constant_of
@@ -112,7 +113,8 @@ class Recorder(TracerBase):
         self.numbers = Numbers(self, model_context, replica.size_caches)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)
-        self.guards = GuardNodes(self)
+        self.later_calls = LaterCalls(replica.root, replica.paths)
+        self.guards = GuardNodes(self, self.later_calls)
         self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guards.add)
         self.is_real = is_real
         self.owned = owned

@@ -1,0 +1,90 @@
+"""Which requested modules the code of forward may still call, after a decision or where a trace breaks off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch import nn
+
+from featx.ir.paths import module_at
+from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.source.frames import is_library_code, is_of_featx
+from featx.tracing.source_uses.later_names import LaterNames
+
+
+class LaterCalls:
+    """Finds modules of which a value is requested, and which may be called again.
+
+    The path of a module means what its last call returned, and which one that is may follow from a decision of Python.
+    The path of a layer means its first call.
+
+    Args:
+        root: what runs.
+        paths: the modules in it, with their paths.
+
+    Attributes:
+        asked_for: the names that are requested.
+    """
+
+    def __init__(self, root: object, paths: Mapping[nn.Module, str]) -> None:
+        self.asked_for: frozenset[str] = frozenset()
+        self._root = root
+        self._paths = paths
+        # By code, place in it, and path of the module.
+        self._known: dict[Any, frozenset[str]] = {}
+
+    def after_decision(self, frame: FrameType, path: str) -> frozenset[str]:
+        """Return those that code may call after the decision that `frame` makes, in the module at `path`."""
+        key = frame.f_code, frame.f_lasti, path
+        if key not in self._known:
+            frames: list[FrameType] = []
+            caller: FrameType | None = frame
+            while caller is not None and not is_of_featx(caller.f_code):
+                frames.append(caller)
+                caller = caller.f_back
+            self._known[key] = self._of_frames(frames, path) if self._requested_inside(path) else frozenset()
+        return self._known[key]
+
+    def after_error(self, traceback: TracebackType | None) -> frozenset[str]:
+        """Return those that code may call after the place where an error has ended forward."""
+        found: frozenset[str] = frozenset()
+        path, frames = "", list[FrameType]()
+        while traceback is not None:
+            frame = traceback.tb_frame
+            module = next(iter(frame.f_locals.values()), None) if not is_library_code(frame.f_code) else None
+            inner = self._paths.get(module, path) if isinstance(module, nn.Module) else path
+            if inner != path:
+                found |= self._of_frames(frames, path)
+                path, frames = inner, []
+            frames.append(frame)
+            traceback = traceback.tb_next
+        return found | self._of_frames(frames, path)
+
+    def _requested_inside(self, path: str) -> dict[str, nn.Module]:
+        inside = f"{path}." if path else ""
+        found = {
+            each: module_at(self._root, each) for each in self.asked_for if each.startswith(inside) and each != path
+        }
+        return {
+            each: module
+            for each, module in found.items()
+            if module is not None and (not is_torch_layer(type(module)) or module._modules)
+        }
+
+    def _of_frames(self, frames: list[FrameType], path: str) -> frozenset[str]:
+        requested = self._requested_inside(path)
+        if not requested:
+            return frozenset()
+        names, kind = LaterNames(), type(module_at(self._root, path))
+        for frame in frames:
+            if not is_library_code(frame.f_code):
+                names.add_of(frame, kind)
+        return frozenset(each for each, module in requested.items() if _may_call(names, each, module, path))
+
+
+def _may_call(names: LaterNames, requested: str, module: nn.Module, path: str) -> bool:
+    first, _, rest = requested.removeprefix(f"{path}." if path else "").partition(".")
+    is_container = not rest or isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+    return names.may_call(first, is_container=is_container)

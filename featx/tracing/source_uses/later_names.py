@@ -1,0 +1,121 @@
+"""Which names code may still use after the point where it is: a decision there may call a module again, or not."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FrameType, FunctionType
+
+from featx.tracing.source.assignments import assigned_values
+from featx.tracing.source.frames import is_library_code
+from featx.tracing.source.location import names_in, node_at, parent_of, texts_in
+from featx.tracing.source.reachable import function_behind, functions_reached
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_BODIES = ("body", "orelse", "handlers", "finalbody", "cases")
+# With which code gets any module, whatever it is called.
+_GIVE_ANY = frozenset(
+    "getattr eval exec locals globals vars _modules children modules named_children named_modules get_submodule "
+    "__dict__ apply".split()
+)
+
+
+@dataclass
+class LaterNames:
+    """The names of attributes and globals that some code may still use, and texts in it.
+
+    Attributes:
+        used: those that it names, in methods that it calls too.
+        iterated: those over which loops go that have begun: what they have given does not come again.
+        are_known: whether there is source for all of it.
+    """
+
+    used: set[str] = field(default_factory=set)
+    iterated: set[str] = field(default_factory=set)
+    are_known: bool = True
+
+    def may_call(self, name: str, *, is_container: bool) -> bool:
+        """Say whether a module in the attribute `name` may be called, or one inside of it if that is a container."""
+        if not self.are_known or name in self.used or not self.used.isdisjoint(_GIVE_ANY):
+            return True
+        return is_container and name in self.iterated
+
+    def add_of(self, frame: FrameType, kind: type) -> None:
+        """Add the names that the code of a frame may use after the point where it is.
+
+        Args:
+            frame: of code of a model.
+            kind: the class of the module whose code it is.
+        """
+        node = node_at(frame)
+        later = None if node is None else _code_after(node, frame)
+        if later is None:
+            self.are_known = False
+            return
+        function, parts, targets = later
+        assigned = assigned_values(function)
+        used = _names_of(parts, assigned, targets)
+        self.used |= used | _names_in_functions(used, frame, kind)
+        iterated = {target for target in targets if any(target in _loaded(part) for part in parts)}
+        self.iterated |= _names_of([value for name in iterated for value in assigned.get(name, ())], assigned, set())
+
+
+def _code_after(node: ast.AST, frame: FrameType) -> tuple[ast.AST, list[ast.AST], set[str]] | None:
+    """Return the function around a node, its code that may run after it, and variables of loops around it."""
+    parts: list[ast.AST] = []
+    targets: set[str] = set()
+    while True:
+        parent = parent_of(node, frame)
+        if parent is None or isinstance(parent, ast.Module):
+            return None
+        bodies = [body for name in _BODIES if isinstance(body := getattr(parent, name, None), list)]
+        inside = next((body for body in bodies if node in body), None)
+        if inside is None and isinstance(parent, ast.stmt):
+            parts.append(parent)  # the rest of the statement, and what it decides about
+        elif inside is not None:
+            parts += inside[inside.index(node) + 1 :]
+            if isinstance(parent, _LOOPS) and inside is parent.body:
+                parts += [*inside, *parent.orelse, *([parent.test] if isinstance(parent, ast.While) else [])]
+                targets |= set() if isinstance(parent, ast.While) else _loaded(parent.target)
+            elif isinstance(parent, ast.Try):
+                parts += [*parent.handlers, *parent.orelse, *parent.finalbody]
+        if isinstance(parent, _SCOPES):
+            return parent, parts, targets
+        node = parent
+
+
+def _loaded(part: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+
+
+def _names_of(parts: Iterable[ast.AST], assigned: dict[str, list[ast.expr]], targets: set[str]) -> set[str]:
+    """Return the names in code and in what is assigned to its variables, but for `targets` of loops."""
+    found: set[str] = set()
+    seen = set(targets)
+    pending = list(parts)
+    while pending:
+        for node in ast.walk(pending.pop()):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+            elif isinstance(node, ast.Name) and node.id not in seen:
+                seen.add(node.id)
+                found.add(node.id)
+                pending += assigned.get(node.id, ())
+    return found
+
+
+def _names_in_functions(names: set[str], frame: FrameType, kind: type) -> set[str]:
+    """Return the names in methods of a class, and in functions of a file, that have one of these names."""
+    found: set[str] = set()
+    for name in names:
+        for value in (inspect.getattr_static(kind, name, None), frame.f_globals.get(name)):
+            function = function_behind(value)
+            if isinstance(function, FunctionType) and not is_library_code(function.__code__):
+                for reached, _ in functions_reached(function, kind):
+                    found |= names_in(reached.__code__) | texts_in(reached.__code__)
+    return found
