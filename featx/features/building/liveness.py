@@ -12,8 +12,10 @@ from featx.ir.effects import Effects
 from featx.ir.form import computes_form
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
+from featx.ir.module_effects import module_writes_state
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.nodes.module_output import guards_ahead_of_return
 from featx.tracing.objects.module_tree import tensors_at
 from featx.tracing.source_writes.possible_writes import can_return_input
@@ -56,6 +58,7 @@ class Liveness:
         self._wanted = wanted
         self.effects = Effects(graph, root)
         self.memory = MemoryGroups(graph, self.effects)
+        self.memory.join_shared_state(root)
         self.possibly_returned: list[tuple[Node, Node]] = []
         self._join_inputs_that_may_be_returned()
         # What Python decided on the way to the wanted values must still hold.
@@ -208,8 +211,11 @@ class Liveness:
 
     def _written_by(self, node: Node) -> set[int]:
         """Return the groups that a call writes. Where no trace has measured it, modules in eval mode write no state."""
-        is_measured = node.op != "call_module" or "effects" in node.meta
-        if not is_measured and not self._root.get_submodule(node.target).training:
+        if node.op != "call_module" or "effects" in node.meta:
+            return self.memory.written_by(node)
+        module = self._root.get_submodule(node.target)
+        is_known_to_write = is_torch_layer(type(module)) and module_writes_state(module)
+        if not module.training and not is_known_to_write:
             return {self.memory.of(target) for target in self.effects.of(node).writes}
         return self.memory.written_by(node)
 

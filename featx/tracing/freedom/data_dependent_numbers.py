@@ -31,7 +31,11 @@ def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> No
     `trace` is changed.
     """
     of_values = _nodes_of_values(trace.graph)
-    found = [place for place, origin in enumerate(trace.numbers.origins) if source_node(origin) in of_values]
+    found = [
+        place
+        for place, origin in enumerate(trace.numbers.origins)
+        if (node := source_node(origin)) in of_values or "effects" in node.meta  # a call has returned it
+    ]
     if not found:
         return
     numbers = [plain_number(trace.numbers.values[place]) for place in found]

@@ -35,7 +35,7 @@ from featx.tracing.freedom.outcomes import (
 from featx.tracing.freedom.resizing import Dim, can_be_resized
 from featx.tracing.freedom.stale_caches import pin_dtypes_of_caches, stale_dims
 from featx.tracing.freedom.variation import Variation, measures_of
-from featx.tracing.guards.guards import add_check, check_decision, check_rank, check_size
+from featx.tracing.guards.guards import add_check, check_decision, check_is_tensor, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
 from featx.tracing.source_uses.code_queries import asks_for_kind_of_device
@@ -65,6 +65,7 @@ def free_dims(
     _check_values_and_dtypes(request, trace)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
     _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
+    _check_ranks_of_results(trace.graph, were_read=trace.numbers.shapes_were_read)
     _check_kind_of_device(trace, inputs)
     other_mode.before = before if other_mode.graph is not None else None
     return free
@@ -153,6 +154,17 @@ def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
             kind = graph.call_function(getattr, (device, "type"))
             what = f"the kind of device of input '{name}', for which the model's code asks"
             add_check(graph, check_decision, kind, tensor.device.type, what)
+
+
+def _check_ranks_of_results(graph: Graph, *, were_read: bool) -> None:
+    """Add checks of how many dimensions the tensors have that modules which are kept whole return, if code asks."""
+    for check in graph.find_nodes(op="call_function", target=check_is_tensor) if were_read else ():
+        source = check.args[0]
+        if isinstance(source, Node) and "effects" in source.meta and "shape" in source.meta:
+            with graph.inserting_after(check):
+                add_check(graph, check_rank, source, len(source.meta["shape"]), check.args[1]).meta["is_form_check"] = (
+                    True
+                )
 
 
 def _node_at(graph: Graph, place: tuple[Node, Path]) -> Node:

@@ -58,7 +58,8 @@ class StandIns:
         self._owned = owned
         # By id: the real tensor, which must stay alive, and what stands for it.
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._twins_of_owned: set[int] = set()
+        # The memory of the tensors of the model, and of what stands for them.
+        self._memories_of_owned: set[int] = set()
         # Small inputs and what was computed from their values, by id.
         self._known: dict[int, torch.Tensor] = {}
         # Real tensors that were written through their stand-ins, so that their values are others, by their memory.
@@ -89,7 +90,7 @@ class StandIns:
         if known is None or not _has_form_of(known[1], tensor):
             known = self._made[id(tensor)] = (tensor, self.new(tensor))
             if id(tensor) in self._owned:
-                self._twins_of_owned.add(id(known[1]))
+                self._memories_of_owned |= {memory_of(tensor), memory_of(known[1])}
         return known[1]
 
     def made_for(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -282,8 +283,13 @@ class StandIns:
             return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
         if facts_of(name).writes_first or "out" in kwargs:
             targets = targets_of_write(args, kwargs)
-            return any(id(target) in self._owned or id(target) in self._twins_of_owned for target in targets)
+            return any(self._is_of_model(target) for target in targets)
         return False
+
+    def _is_of_model(self, target: Any) -> bool:
+        """Say whether a value is a tensor of the model, or a view of one."""
+        is_view = isinstance(target, torch.Tensor) and memory_of(target) in self._memories_of_owned
+        return is_view or id(target) in self._owned
 
     def _has_form_only(self, values: tuple[Any, ...]) -> bool:
         owned, outdated = self._owned, self._outdated
