@@ -221,11 +221,12 @@ class Detects(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.block = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False))
+        self.further: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.block(x)
-        if float(y.detach().sum()) > 1e9:
-            y = self.block(x * 2)
+        for scale in self.further:
+            y = self.block(x * scale)
         print("after", float(y.detach().abs().sum()) > 0)  # noqa: T201
         return y
 

@@ -187,7 +187,7 @@ class _Known:
         channels = None if layout is None else shape[layout.index("C")]
         stride = None
         if self._sizes is not None and layout is not None and is_of_batch:
-            stride = self._stride(layout, shape) if patches is None else patches[0]
+            stride = self._stride(key, layout, shape) if patches is None else patches[0]
             # Which dimension of a signal has its places is not known: texts come as NLC.
             stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
         return FeatureInfo(
@@ -199,11 +199,30 @@ class _Known:
         assert self._graph is not None
         return InputSources(self._graph)
 
-    def _stride(self, layout: str, shape: tuple[int, ...]) -> Any:
+    def _stride(self, key: str, layout: str, shape: tuple[int, ...]) -> Any:
         assert self._sizes is not None
         places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
         side = None if self._tokens is None or len(places) != 2 else self._tokens.side_of_places(places)
-        return _stride(layout, shape, self._sizes, self._odd_factors) if side is None else side
+        if side is not None:
+            return side
+        found = _stride(layout, shape, self._sizes, self._odd_factors)
+        if not (self._loses_edges or found is None) or len(places) != len(self._sizes) or "W" not in layout:
+            return found
+        there = self._shape_of_wider(key)
+        if there is None or len(there) != len(shape):
+            return found
+        at = layout.index("W")
+        is_plausible = isinstance(found, int) and _odd_primes_of(found) <= self._odd_factors
+        measured = _stride_of_growth(self._sizes[-1], there[at] - shape[at], found if is_plausible else None)
+        fits = measured is not None and all(
+            0 < place <= -(-size // measured) for size, place in zip(self._sizes, places, strict=True)
+        )
+        return measured if fits else found
+
+    @functools.cached_property
+    def _loses_edges(self) -> bool:
+        """Whether convolutions or pools have no places for what is near the edges, so that maps are smaller."""
+        return any(map(_loses_edges, self._modules.values()))
 
     @functools.cached_property
     def _odd_factors(self) -> frozenset[int]:
@@ -246,7 +265,12 @@ class _Known:
             return last
         there = self._shape_of_wider(key)
         if there is not None and len(there) == dims:
-            return first if there[-1] != shape[-1] else last
+            if there[-1] != shape[-1]:
+                return first
+            if there[-2] != shape[-2]:
+                return last
+        if all(size == 1 for size in shape[2:]) != all(size == 1 for size in shape[1:-1]):  # one place, of any image
+            return first if shape[-1] == 1 else last
         if len(fits) == 1:
             return fits[0]
         return self._declared if self._declared in (first, last) else None
@@ -398,6 +422,29 @@ def _ratio(size: int, place: int, odd_factors: frozenset[int] | None) -> float |
     if abs(ratio / power - 1) < lost:
         return int(power) if power >= 1 else power
     return round(ratio) if ratio > 2 else None
+
+
+def _loses_edges(module: nn.Module) -> bool:
+    options: list[Any] = [module.__dict__.get(name) for name in ("kernel_size", "stride", "padding")]
+    kernel, stride, padding = (each if isinstance(each, tuple) else (each,) for each in options)
+    is_known = all(type(size) is int for size in (*kernel, *stride, *padding))
+    return is_known and max(padding) == 0 and max(kernel) > min(stride)
+
+
+def _stride_of_growth(width: int, more: int, found: int | None) -> int | None:
+    """Return the stride with which an image of twice the width has so many places more.
+
+    What is lost at the edges does not count. Rounding may have made one place more, or less: what was `found` is kept
+    where it may be that.
+    """
+    if not 0 < more <= width:
+        return None
+    if found is not None and more - 1 < width / found < more + 1:
+        return found
+    power = 2 ** round(math.log2(width / more))
+    if width % more and more - 1 < width / power < more + 1:
+        return power
+    return None if width % more else width // more
 
 
 def _odd_primes_of(number: int) -> set[int]:

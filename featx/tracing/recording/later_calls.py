@@ -44,11 +44,11 @@ class LaterCalls:
             while caller is not None and not is_of_featx(caller.f_code):
                 frames.append(caller)
                 caller = caller.f_back
-            self._known[key] = self._of_frames(frames, path) if self._requested_inside(path) else frozenset()
+            self._known[key] = self._of_frames(frames, path, is_decided=True)
         return self._known[key]
 
     def after_error(self, traceback: TracebackType | None) -> frozenset[str]:
-        """Return those that code may call after the place where an error has ended forward."""
+        """Return those that code may call, or not, after the place where an error has ended forward."""
         found: frozenset[str] = frozenset()
         path, frames = "", list[FrameType]()
         while traceback is not None:
@@ -56,11 +56,11 @@ class LaterCalls:
             module = next(iter(frame.f_locals.values()), None) if not is_library_code(frame.f_code) else None
             inner = self._paths.get(module, path) if isinstance(module, nn.Module) else path
             if inner != path:
-                found |= self._of_frames(frames, path)
+                found |= self._of_frames(frames, path, is_decided=False)
                 path, frames = inner, []
             frames.append(frame)
             traceback = traceback.tb_next
-        return found | self._of_frames(frames, path)
+        return found | self._of_frames(frames, path, is_decided=False)
 
     def _requested_inside(self, path: str) -> dict[str, nn.Module]:
         inside = f"{path}." if path else ""
@@ -73,7 +73,7 @@ class LaterCalls:
             if module is not None and (not is_torch_layer(type(module)) or module._modules)
         }
 
-    def _of_frames(self, frames: list[FrameType], path: str) -> frozenset[str]:
+    def _of_frames(self, frames: list[FrameType], path: str, *, is_decided: bool) -> frozenset[str]:
         requested = self._requested_inside(path)
         if not requested:
             return frozenset()
@@ -81,10 +81,14 @@ class LaterCalls:
         for frame in frames:
             if not is_library_code(frame.f_code):
                 names.add_of(frame, kind)
+        if not (is_decided or names.decides):  # one run tells what the others do
+            return frozenset()
         return frozenset(each for each, module in requested.items() if _may_call(names, each, module, path))
 
 
 def _may_call(names: LaterNames, requested: str, module: nn.Module, path: str) -> bool:
-    first, _, rest = requested.removeprefix(f"{path}." if path else "").partition(".")
-    is_container = not rest or isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+    first = requested.removeprefix(f"{path}." if path else "").partition(".")[0]
+    # The path of one that is not called itself means the last module that is called in it.
+    kind = type(module)
+    is_container = isinstance(module, nn.Sequential) or hasattr(kind, "__iter__") or kind.forward is nn.Module.forward
     return names.may_call(first, is_container=is_container)

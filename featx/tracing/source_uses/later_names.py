@@ -29,19 +29,22 @@ class LaterNames:
 
     Attributes:
         used: those that it names, in methods that it calls too.
-        iterated: those over which loops go that have begun: what they have given does not come again.
+        of_parts: those of which it takes parts alone: attributes that it does not call (`self.block.weight`), and items
+            that loops which have begun still give.
+        decides: whether that code has branches, or loops over other things than attributes.
         are_known: whether there is source for all of it.
     """
 
     used: set[str] = field(default_factory=set)
-    iterated: set[str] = field(default_factory=set)
+    of_parts: set[str] = field(default_factory=set)
+    decides: bool = False
     are_known: bool = True
 
     def may_call(self, name: str, *, is_container: bool) -> bool:
         """Say whether a module in the attribute `name` may be called, or one inside of it if that is a container."""
         if not self.are_known or name in self.used or not self.used.isdisjoint(_GIVE_ANY):
             return True
-        return is_container and name in self.iterated
+        return is_container and name in self.of_parts
 
     def add_of(self, frame: FrameType, kind: type) -> None:
         """Add the names that the code of a frame may use after the point where it is.
@@ -53,14 +56,17 @@ class LaterNames:
         node = node_at(frame)
         later = None if node is None else _code_after(node, frame)
         if later is None:
-            self.are_known = False
+            self.are_known, self.decides = False, True
             return
         function, parts, targets = later
         assigned = assigned_values(function)
-        used = _names_of(parts, assigned, targets)
-        self.used |= used | _names_in_functions(used, frame, kind)
+        used, taken_apart = _names_of(parts, assigned, targets)
+        of_functions = _names_in_functions(used, frame, kind)
+        self.used |= used | of_functions
+        self.decides |= bool(of_functions) or any(_decides(each) for part in parts for each in ast.walk(part))
         iterated = {target for target in targets if any(target in _loaded(part) for part in parts)}
-        self.iterated |= _names_of([value for name in iterated for value in assigned.get(name, ())], assigned, set())
+        values = [value for name in iterated for value in assigned.get(name, ())]
+        self.of_parts |= taken_apart.union(*_names_of(values, assigned, set()))
 
 
 def _code_after(node: ast.AST, frame: FrameType) -> tuple[ast.AST, list[ast.AST], set[str]] | None:
@@ -87,26 +93,54 @@ def _code_after(node: ast.AST, frame: FrameType) -> tuple[ast.AST, list[ast.AST]
         node = parent
 
 
+def _decides(node: ast.AST) -> bool:
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        names = {id(each.value) for each in ast.walk(node.iter) if isinstance(each, ast.Attribute)}
+        return any(isinstance(each, ast.Name) and id(each) not in names for each in ast.walk(node.iter))
+    return isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Match, ast.Try))
+
+
 def _loaded(part: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
 
 
-def _names_of(parts: Iterable[ast.AST], assigned: dict[str, list[ast.expr]], targets: set[str]) -> set[str]:
-    """Return the names in code and in what is assigned to its variables, but for `targets` of loops."""
-    found: set[str] = set()
+def _names_of(
+    parts: Iterable[ast.AST], assigned: dict[str, list[ast.expr]], targets: set[str]
+) -> tuple[set[str], set[str]]:
+    """Return the names in code and in what is assigned to its variables, but for `targets` of loops.
+
+    Those of which parts alone are taken come second: `block` of `self.block.weight.mean()`.
+    """
+    used: set[str] = set()
+    of_parts: set[str] = set()
     seen = set(targets)
-    pending = list(parts)
+    pending = [(part, True) for part in parts]
     while pending:
-        for node in ast.walk(pending.pop()):
-            if isinstance(node, ast.Attribute):
-                found.add(node.attr)
+        part, is_to_come = pending.pop()
+        nodes = list(ast.walk(part))
+        callees = [node.func for node in nodes if isinstance(node, ast.Call)]
+        # A method that is called may call the module that has it.
+        owners = {id(_owner_of(callee)) for callee in callees}
+        inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        # What a variable has been given was called by then.
+        over = set() if is_to_come else {id(callee) for callee in callees}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and id(node) not in over:
+                is_of_parts = id(node) in inner and id(node) not in owners
+                (of_parts if is_of_parts else used).add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
+                used.add(node.value)
             elif isinstance(node, ast.Name) and node.id not in seen:
                 seen.add(node.id)
-                found.add(node.id)
-                pending += assigned.get(node.id, ())
-    return found
+                values = assigned.get(node.id)
+                used |= {node.id} if values is None else set()
+                pending += [(value, False) for value in values or ()]
+    return used, of_parts
+
+
+def _owner_of(callee: ast.expr) -> ast.expr | None:
+    owner = callee.value if isinstance(callee, ast.Attribute) else None
+    return owner.value if isinstance(owner, ast.Subscript) else owner
 
 
 def _names_in_functions(names: set[str], frame: FrameType, kind: type) -> set[str]:
