@@ -24,7 +24,7 @@ from torch import nn
 from featx.ir.graph import Graph
 from featx.rebuilding import contents_of_cell
 from featx.tracing.objects.module_tree import forward_of
-from featx.tracing.source.attributes import assigned_by
+from featx.tracing.source.attributes import assigned_by, names_changed_in
 from featx.tracing.source.location import codes_in
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -102,6 +102,9 @@ class _Fingerprint:
             return [str(value)]
         if isinstance(value, _Other):
             return [_name(value.kind)]
+        if isinstance(value, types.ModuleType):
+            held = {} if _is_installed(value) else {name: _followed(each) for name, each in vars(value).items()}
+            return [value.__name__, *(self.of(held[name]) for name in sorted(held) if not name.startswith("__"))]
         if isinstance(value, (io.BytesIO, io.StringIO)):
             return [self.of(value.getvalue())]
         if isinstance(value, (torch.Generator, Iterator)) or type(value).__module__.startswith("numpy.random"):
@@ -147,12 +150,12 @@ class _Fingerprint:
 
     def _of_module(self, module: nn.Module) -> list[str]:
         state = vars(module)
-        notes = assigned_by(forward_of(module), type(module)) or ()
+        forward = forward_of(module)
+        notes = {*(assigned_by(forward, type(module)) or ()), *names_changed_in(forward, type(module))}
         plain = {
             name: value
             for name, value in state.items()
-            if name not in _OF_EACH_MODULE
-            and (not name.startswith("_") or (isinstance(value, _SETTINGS) and name not in notes))
+            if name not in _OF_EACH_MODULE and (not name.startswith("_") or (name not in notes and _is_followed(value)))
         }
         tensors = {**module._parameters, **module._buffers} if self._has_weights else {}
         hooks = [list(state[name].values()) for name in _HOOKS]

@@ -47,9 +47,12 @@ class Computed:
             UserError: safetensors is not installed.
         """
         names = list(map(str, self.files))
-        if path.suffix == ".npz":
+        if path.suffix.lower() == ".npz":
             import numpy as np
 
+            taken = {"file", "allow_pickle", "images"} & self.features.keys()  # what np.savez takes for something else
+            if taken:
+                raise UserError(f"'{min(taken)}' cannot be a key in an .npz file; choose another one, or .safetensors")
             arrays: dict[str, Any] = {key: value.numpy() for key, value in self.features.items()}
             np.savez(path, **arrays, images=np.array(names))
             return

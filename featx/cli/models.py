@@ -76,11 +76,15 @@ def _with_weights(name: str, make: Callable[[], nn.Module]) -> nn.Module:
         raise UserError(f"the weights of '{name}' cannot be loaded: {type(error).__name__}: {_short(error)}") from error
 
 
+# Files in which transformers saves weights; larger ones in parts, with an index.
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
 def _of_transformers(name: str, pretrained: bool) -> nn.Module:
     transformers: Any = _library("transformers", "transformers")
     try:
         config = transformers.AutoConfig.from_pretrained(name)
-        if pretrained or (Path(name) / "model.safetensors").exists():
+        if pretrained or any(Path(name, f"{file}{end}").exists() for file in _WEIGHTS for end in ("", ".index.json")):
             return transformers.AutoModel.from_pretrained(name)
         return transformers.AutoModel.from_config(config)
     except (OSError, ValueError) as error:

@@ -30,7 +30,7 @@ from featx.tracing.example.tracer import CheckSizes
 Layout = Literal["NCHW", "NHWC", "NLC"]
 _DEFAULT_BLOCKS = 4
 # What keeps statistics of the batches that it sees in train mode.
-_Norm = nn.modules.batchnorm._NormBase
+_Norm = nn.modules.batchnorm._BatchNorm
 
 
 class Backbone(DualGraphModule):

@@ -73,7 +73,10 @@ class Runner:
 
     def inputs(self, batch: Any) -> Any:
         """Return a batch as the extractor takes it."""
-        moved = tree_map(lambda leaf: leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+        # A copy, on the CPU too: the model may write its input, of which halves are computed where it fails.
+        moved = tree_map(
+            lambda leaf: leaf.to(self.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch
+        )
         return in_dtype(self._late(moved), self._dtype) if isinstance(moved, torch.Tensor) else moved
 
     def features(self, batch: Any) -> Rows:

@@ -99,7 +99,7 @@ def _as_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
             raise TypeError(f"a tensor of the layout {leaf.layout} makes no batch; make it dense")
-        return leaf.detach()
+        return leaf.detach().clone()  # a data set may fill one tensor again and again
     if hasattr(leaf, "getbands"):
         raise TypeError("the transform returns an image; end it with ToTensor(), or with what else makes a tensor")
     if hasattr(leaf, "__array_interface__"):

@@ -54,7 +54,9 @@ def find_members(paths: Sequence[str], *, has_load: bool) -> Tars:
     names, what = samples_among([key for key, _, _ in members], has_load=has_load)
     chosen = set(names)
     samples = [each for each in members if each[0] in chosen]
-    by_name = {(path, member.name): member for _, path, member in members}
+    # A file that was added twice is a link to itself the second time.
+    in_order = sorted(members, key=lambda each: not each[2].islnk())
+    by_name = {(path, member.name): member for _, path, member in in_order}
     with_data = [(path, _with_data(by_name, path, member)) for _, path, member in samples]
     places = [(path, member.offset_data, member.size) for path, member in with_data]
     return Tars([key for key, _, _ in samples], f"{len(paths)} tar files ({what})", places)
@@ -71,8 +73,9 @@ def _with_data(
     if not member.islnk():
         return member
     linked = members.get((path, member.linkname))
-    if linked is None:
-        raise ExtractionError(f"'{path}' cannot be read as a tar file: '{member.name}' is a link to nothing in it")
+    if linked is None or linked is member:
+        where = "nothing in it" if linked is None else "itself, as it was added twice"
+        raise ExtractionError(f"'{path}' cannot be read as a tar file: '{member.name}' is a link to {where}")
     return _with_data(members, path, linked)
 
 
@@ -99,6 +102,8 @@ def _members(path: str) -> list[tarfile.TarInfo]:
                 file.seek(start)
                 with tarfile.open(fileobj=file, mode="r:") as tar:
                     members += [each for each in tar if each.isfile() or each.islnk()]
+                if sparse := next((each.name for each in members if each.sparse is not None), None):
+                    raise ExtractionError(f"'{path}' has holes in '{sparse}'; make it anew, without --sparse")
                 file.seek(tar.offset)
                 if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile stops without a word
                     raise ExtractionError(

@@ -84,7 +84,19 @@ class Feature:
             raise ArgumentTypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
         if self.layout is not None and self.layout not in _LAYOUTS:
             raise ArgumentTypeError(f"layout must be one of {', '.join(_LAYOUTS)}, got {self.layout!r}")
+        if self.of_layout is not None and not _is_layout(self.of_layout):
+            raise ArgumentTypeError(
+                "of_layout has N, C and the places (L, HW or DHW) in the order of the dimensions, such as 'NHWC' or "
+                f"'LNC', got {self.of_layout!r}"
+            )
         if self.of_stride is not None and (type(self.of_stride) is not int or self.of_stride < 1):
             raise ArgumentTypeError(f"of_stride must be a positive number, got {self.of_stride!r}")
         if self.apply is not None and (isinstance(self.apply, type) or not callable(self.apply)):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
+
+
+def _is_layout(value: object) -> bool:
+    """Say whether a value names each dimension once: the samples, the channels, and places in their order."""
+    if not isinstance(value, str) or value.count("N") != 1 or value.count("C") != 1:
+        return False
+    return value.replace("N", "").replace("C", "") in ("", "L", "W", "HW", "DHW")

@@ -49,7 +49,7 @@ class _Step:
 
     def in_graph(self, graph: Graph, node: Node) -> Node:
         if self.method == "[]":
-            return graph.call_method("__getitem__", (node, self.args))
+            return graph.call_function(operator.getitem, (node, self.args))
         return graph.call_method(self.method, (node, *self.args))
 
 
@@ -131,7 +131,7 @@ def _processed(
         return {key: _value_of(graph, node, key, feature, info, image)}
     own = replace(feature, prefix_tokens="drop")
     prefix = f"{key}_prefix"
-    return {key: _value_of(graph, node, key, own, info, image), prefix: _prefix_of(graph, node, prefix, info)}
+    return {key: _value_of(graph, node, key, own, info, image), prefix: _prefix_of(graph, node, prefix, feature, info)}
 
 
 def _value_of(
@@ -196,11 +196,15 @@ def _may_write(apply: Callable[..., Any] | nn.Module) -> bool:
     )
 
 
-def _prefix_of(graph: Graph, node: Node, key: str, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
-    step = _Step("[]", (slice(None), slice(None, info.prefix_tokens)))
+def _prefix_of(graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
+    steps: _Steps = [_Step("[]", (slice(None), slice(None, info.prefix_tokens)))]
+    steps += [_Step("detach", ())] if feature.detach else []
+    steps += [_Step("to", (feature.dtype,))] if feature.dtype is not None else []
     with graph.inserting_before(node.next):
-        prefix = step.in_graph(graph, node)
-    after = _seen_after([step], replace(info, key=key))
+        prefix = node
+        for step in steps:
+            prefix = step.in_graph(graph, prefix)
+    after = _seen_after(steps, replace(info, key=key))
     return prefix, replace(after, stride=None, prefix_tokens=info.prefix_tokens)
 
 

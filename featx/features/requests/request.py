@@ -268,6 +268,9 @@ def expression_of(pattern: str) -> re.Pattern[str]:
 
     `*` is one part of a path, `**` any number of parts, `**.` at the start of one any number that may be none, `?` one
     character, and `[34]` one of these.
+
+    Raises:
+        RequestError: what stands in brackets is no set of characters.
     """
     parts: list[str] = []
     end = 0
@@ -277,7 +280,12 @@ def expression_of(pattern: str) -> re.Pattern[str]:
         known = {"**.": r"(?:(.+)\.)?", "**": "(.+)", "*": "([^.]*)", "?": "([^.])"}
         parts.append(known.get(wildcard) or f"({wildcard.replace('[!', '[^', 1)})")
         end = match.end()
-    return re.compile("".join(parts) + re.escape(pattern[end:]))
+    try:
+        return re.compile("".join(parts) + re.escape(pattern[end:]))
+    except re.error as error:
+        raise RequestError(
+            f"'{pattern}' is no pattern of names: {error}; '[34]' is one of several characters"
+        ) from error
 
 
 def _is_key(key: object) -> bool:

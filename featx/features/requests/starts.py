@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from featx.errors import RequestError
+from featx.errors import ArgumentTypeError, RequestError
 from featx.features.requests.edits import replace_uses
 from featx.features.requests.request import Request, as_request
 from featx.ir.ancestors import with_ancestors
@@ -49,6 +49,12 @@ class Starts:
 
     def __init__(self, inputs: Any, model: nn.Module) -> None:
         request = as_request(inputs, "inputs", model)
+        if request.features:
+            named = next(name for name, key in request.items() if key in request.features)
+            raise ArgumentTypeError(
+                f"inputs are given as they are: for '{named}' there can be no Feature and no list of keys; give one "
+                "name for the parameter, or none"
+            )
         if request.pending or request.expanded:
             raise RequestError("inputs may not have patterns or classes; name each value that is given")
         self._parameters = {name: identifier_of(key) for name, key in request.items()}

@@ -1,0 +1,99 @@
+"""Options that meet: patterns that are none, layouts, prefixes with a dtype, scripts, instance norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional
+
+import featx
+from featx import Feature
+
+
+class Small(nn.Module):
+    """Convolutions without padding, as in PyTorch's tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.pool = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(functional.relu(self.conv2(self.pool(functional.relu(self.conv1(x))))))
+
+
+def test_strides_without_padding() -> None:
+    nodes = ["conv1", "pool", "conv2", "pool_1"]
+    extractor = featx.create_feature_extractor(Small().eval(), nodes, example_inputs=torch.rand(2, 3, 32, 32))
+    assert extractor.strides == [1, 2, 2, 4]
+    layers = nn.Sequential(*(nn.Conv2d(8 if number else 3, 8, 3, 2) for number in range(5))).eval()
+    found = featx.create_feature_extractor(layers, list("01234"), example_inputs=torch.rand(1, 3, 64, 64))
+    assert found.strides == [2, 4, 8, 16, 32]
+
+
+@pytest.mark.slow
+def test_strides_that_timm_declares_where_the_deepest_map_has_one_place() -> None:
+    model = timm.create_model("inception_v3", pretrained=False).eval()
+    assert featx.create_backbone(model, example_inputs=torch.rand(1, 3, 96, 96)).strides == [2, 4, 8, 16]
+
+
+def test_a_map_of_one_place_has_its_channels_first() -> None:
+    class Squeeze(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x).mean((2, 3), keepdim=True).sigmoid()
+
+    extractor = featx.create_feature_extractor(
+        Squeeze().eval(),
+        {"sigmoid": [Feature("raw"), Feature("avg", pool="avg")]},
+        example_inputs=torch.rand(2, 3, 9, 9),
+    )
+    assert [info.layout for info in extractor.feature_info] == ["NCHW", "NC"]
+    found = extractor(torch.rand(2, 3, 9, 9))
+    assert torch.equal(found["avg"], found["raw"].flatten(1))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "BCHW", "NCWH", "NC HW", 4, "NNCC", "NHW"])
+def test_layouts_that_are_none(layout: Any) -> None:
+    with pytest.raises(featx.ArgumentTypeError, match="of_layout has N, C and the places"):
+        Feature("k", of_layout=layout, pool="avg")
+
+
+@pytest.mark.parametrize("pattern", ["layer[4-1]", "layer[^]"])
+def test_patterns_that_are_none(pattern: str) -> None:
+    with pytest.raises(featx.RequestError, match="is no pattern of names"):
+        featx.create_feature_extractor(Small().eval(), [pattern], example_inputs=torch.rand(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("key", [Feature("c", pool="avg"), ["c", "d"]])
+def test_inputs_take_no_features(key: Any) -> None:
+    model, x = Small().eval(), torch.rand(1, 3, 32, 32)
+    with pytest.raises(featx.ArgumentTypeError, match="for 'conv1' there can be no Feature"):
+        featx.create_feature_extractor(model, ["pool_1"], inputs={"conv1": key}, example_inputs=x)
+
+
+def test_prefix_tokens_have_the_dtype_of_their_feature_and_script() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, img_size=32, depth=1).eval()
+    wanted = {"blocks.0": Feature("k", prefix_tokens="apart", detach=True, dtype=torch.float16)}
+    extractor = featx.create_feature_extractor(model, wanted, example_inputs=torch.rand(1, 3, 32, 32)).eval()
+    x = torch.rand(2, 3, 32, 32)
+    found = extractor(x)
+    assert {value.dtype for value in found.values()} == {torch.float16}
+    assert not any(value.requires_grad for value in found.values())
+    scripted = torch.jit.script(extractor)(x)
+    assert all(torch.equal(scripted[key], value) for key, value in found.items())
+
+
+def test_frozen_batch_norm_leaves_instance_norm() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.InstanceNorm2d(8, affine=True), nn.BatchNorm2d(8)).eval()
+    x = torch.rand(1, 3, 16, 16)
+    backbone = featx.create_backbone(model, strides=(2,), frozen_batch_norm=True, example_inputs=x).train()
+    assert isinstance(model[1], nn.InstanceNorm2d)
+    assert model[1].weight.requires_grad
+    assert not backbone.get_submodule("2").training
