@@ -80,7 +80,7 @@ class AdaptiveExtractor(nn.Module):
         )
 
     @property
-    def model(self) -> nn.Module:
+    def traced_model(self) -> nn.Module:
         """What is traced, and whose parts these are."""
         return self.__dict__["_model"]
 
@@ -145,9 +145,9 @@ class AdaptiveExtractor(nn.Module):
         others = self._checked_in(not self.training)
         in_other_mode = [case for each in others for case in first_in_other_mode(each, traced[each].example)]
         tracer: CaseTracer = self.__dict__["_tracer"]
-        is_unaffected = functools.partial(tracer.is_unaffected, self.model, self.training)
+        is_unaffected = functools.partial(tracer.is_unaffected, self.traced_model, self.training)
         case = Case(self._in_mode(extractor).graph, traced[extractor].example)
-        check_case(case, known, in_other_mode, self.model, is_unaffected)
+        check_case(case, known, in_other_mode, self.traced_model, is_unaffected)
         traced[extractor].checked.add(self.training)
 
     def _checked_in(self, training: bool) -> list[DualGraphModule]:
@@ -191,7 +191,7 @@ class AdaptiveExtractor(nn.Module):
     def _attempt(self, extractor: DualGraphModule, args: Any, kwargs: Any) -> dict[str, Any] | None:
         runner = self._in_mode(extractor)
         try:
-            return self.__dict__["_attempts"].run(runner, runner.graph, self.model, args, kwargs)
+            return self.__dict__["_attempts"].run(runner, runner.graph, self.traced_model, args, kwargs)
         except TraceError:
             return None
 

@@ -97,3 +97,46 @@ def test_frozen_batch_norm_leaves_instance_norm() -> None:
     assert isinstance(model[1], nn.InstanceNorm2d)
     assert model[1].weight.requires_grad
     assert not backbone.get_submodule("2").training
+
+
+class Turned(nn.Module):
+    """Has tokens in another order of its dimensions than samples, tokens and channels."""
+
+    def __init__(self, order: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.embedding, self.order = nn.Embedding(20, 8), order
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        found = self.embedding(input_ids) * attention_mask[..., None].add(1)
+        return found.permute(self.order)
+
+
+@pytest.mark.parametrize("layout", ["NLC", "NCL", "LNC"])
+@pytest.mark.parametrize("pool", ["avg", "max", "cls", "last"])
+def test_padding_is_left_out_whatever_the_layout_is(layout: str, pool: Any) -> None:
+    order = {"NLC": (0, 1, 2), "NCL": (0, 2, 1), "LNC": (1, 0, 2)}[layout]
+    ids, mask = torch.randint(0, 20, (2, 7)), torch.tensor([[0, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+    feature = Feature("k", pool=pool, of_layout=layout)
+    example = {"input_ids": ids, "attention_mask": mask}
+    extractor = featx.create_feature_extractor(Turned(order).eval(), {"output": feature}, example_inputs=example)
+    model = extractor.get_submodule("embedding")
+    raw = model(ids) * mask[..., None].add(1)
+    for row, (values, counts) in enumerate(zip(raw, mask.bool(), strict=True)):
+        kept = values[counts]
+        expected = {"avg": kept.mean(0), "max": kept.amax(0), "cls": kept[0], "last": kept[-1]}[pool]
+        torch.testing.assert_close(extractor(**example)["k"][row], expected)
+
+
+def test_an_adaptive_extractor_has_a_child_of_the_name_model() -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.head = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.model(x))
+
+    language = Language().eval()
+    extractor = featx.create_feature_extractor(language, ["head"], example_inputs=torch.rand(3, 4), adaptive=True)
+    assert extractor.get_submodule("model.0") is language.model[0]
+    assert extractor.model is language.model

@@ -114,7 +114,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """Return all that the features depend on, by name."""
     if isinstance(extractor, AdaptiveExtractor):  # which may need any part of the model
-        code, modules = extractor.extractors[0].code, fingerprint_of_modules(extractor.model)
+        code, modules = extractor.extractors[0].code, fingerprint_of_modules(extractor.traced_model)
     else:
         code, modules = extractor.code, fingerprint_of_code(extractor, extractor.graph)
     identity: dict[str, Any] = {

@@ -246,8 +246,9 @@ def _mask_of_tokens(graph: Graph, node: Node, feature: Feature, info: FeatureInf
         RequestError: the one that is named is no input, or has another shape than the tokens; or none is named, and the
             value is computed with a mask of another shape.
     """
-    is_own = isinstance(feature.mask, OwnMask)
-    if feature.mask is None or (is_own and (feature.of_layout or info.layout) != "NLC"):
+    is_own, layout = isinstance(feature.mask, OwnMask), str(feature.of_layout or info.layout)
+    is_sequence = sorted(layout) == ["C", "L", "N"]
+    if feature.mask is None or (is_own and not is_sequence):
         return None
     inputs = {str(each.target): each for each in graph.find_nodes(op="placeholder")}
     sources = with_ancestors([node])
@@ -255,6 +256,8 @@ def _mask_of_tokens(graph: Graph, node: Node, feature: Feature, info: FeatureInf
     name = f"decoder_{feature.mask}" if is_of_decoder else str(feature.mask)
     mask = inputs.get(name)
     tokens = None if info.shape is None else info.shape[:2]
+    if info.shape is not None and is_sequence and len(info.shape) == 3:
+        tokens = (info.shape[layout.index("N")], info.shape[layout.index("L")])
     shape = None if mask is None else mask.meta.get("shape")
     if mask is not None and shape is not None and tokens == tuple(shape) and (info.stride is None or not is_own):
         return mask
@@ -287,6 +290,8 @@ def _steps(
         )
     if feature.pool is not None and layout != "NC":
         if mask is not None:
+            to_tokens = tuple(map(str(layout).index, "NLC")) if len(str(layout)) == 3 else (0, 1, 2)
+            steps += [_Step("permute", to_tokens)] if to_tokens != (0, 1, 2) else []
             steps.append(_PoolTokens(feature.pool, mask))
         else:
             steps += _pooled(feature.pool, str(layout), info, image)
