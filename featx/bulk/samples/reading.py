@@ -26,7 +26,7 @@ class RowOfTokens:
     @staticmethod
     def of(model: nn.Module) -> RowOfTokens:
         """Return what makes the inputs of a model."""
-        model = model.model if isinstance(model, AdaptiveExtractor) else model
+        model = model.traced_model if isinstance(model, AdaptiveExtractor) else model
         parameters = inspect.signature(model.forward).parameters
         return RowOfTokens(tuple(name for name in parameters if name not in ("labels", "label")))
 

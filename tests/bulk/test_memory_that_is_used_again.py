@@ -1,0 +1,126 @@
+"""Memory that a data set or a model writes again, and what tells one model from another one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import featx
+from featx.bulk.fingerprint import fingerprint
+from featx.bulk.samples.tars import find_members
+
+ROWS = torch.rand(12, 4, generator=torch.Generator().manual_seed(0))
+
+
+def extracted(model: nn.Module, source: Any, folder: Path, **options: Any) -> featx.FeatureTable:
+    options = {"batch_size": 4, "workers": 0, "progress": False, **options}
+    return featx.extract(model.eval(), {"output": "y"}, source, folder, **options)
+
+
+class Refilled(Dataset[torch.Tensor]):
+    """Returns one tensor, with the values of another sample each time."""
+
+    def __init__(self) -> None:
+        self.row = torch.empty(4)
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.row.copy_(ROWS[index])
+
+
+def test_a_data_set_may_fill_one_tensor_again(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    table = extracted(model, Refilled(), tmp_path / "out", load=lambda row: row)
+    torch.testing.assert_close(torch.stack([torch.as_tensor(table[row]["y"]) for row in range(12)]), model(ROWS))
+
+
+class Shifts(nn.Module):
+    """Writes its input, and fails for a number that no row of its table has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(4, 3), nn.Embedding(10, 3)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        x.sub_(1.0)
+        return self.linear(x) + self.table(ids)
+
+
+class Pairs(Dataset[Any]):
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": ROWS[index].clone(), "ids": torch.tensor(77 if index == 6 else index % 10)}
+
+
+def test_a_model_may_write_its_input_where_a_sample_fails(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Shifts()
+    table = extracted(model, Pairs(), tmp_path / "out", load=lambda row: row)
+    assert [failure.key for failure in table.errors] == ["6"]
+    for row in (table[number] for number in range(len(table))):
+        index = int(row["key"])
+        expected = model(ROWS[index : index + 1].clone(), torch.tensor([index % 10]))[0]
+        torch.testing.assert_close(torch.as_tensor(row["y"]), expected)
+
+
+class Scales(nn.Module):
+    """Is kept whole, and has what it scales by in a private attribute."""
+
+    def __init__(self, scales: Any) -> None:
+        super().__init__()
+        self._scales, self._seen = scales, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._seen.append(len(x))
+        return x * self._scales[0]
+
+
+@pytest.mark.parametrize("make", [lambda value: [value], lambda value: (value,), lambda value: torch.full((1,), value)])
+def test_private_settings_of_a_module_tell_it_apart(make: Callable[[float], Any]) -> None:
+    one, other, same = Scales(make(1.0)), Scales(make(2.0)), Scales(make(1.0))
+    same._seen.append(3)  # what forward changes is no setting
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) == fingerprint(same)
+
+
+def test_python_modules_in_closures_count_by_name() -> None:
+    def with_module(module: Any) -> Callable[[Any], Any]:
+        return lambda row: module.dumps(row)
+
+    assert fingerprint(with_module(json)) == fingerprint(with_module(json))
+    assert fingerprint(with_module(json)) != fingerprint(with_module(torch))
+
+
+def test_tar_with_a_file_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with tarfile.open(tmp_path / "twice.tar", "w") as tar:
+        tar.add(tmp_path / "a.txt", "a.txt")
+        member = tarfile.TarInfo("a.txt")
+        member.type, member.linkname = tarfile.LNKTYPE, "a.txt"
+        tar.addfile(member)
+    found = find_members([str(tmp_path / "twice.tar")], has_load=True)
+    assert [found.item(number).read() for number in range(len(found.places))] == [b"text", b"text"]
+
+
+def test_tar_with_holes_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "holes", "wb") as file:
+        file.truncate(1 << 22)
+        file.seek(1 << 21)
+        file.write(b"x" * 4096)
+    if subprocess.run(["tar", "--sparse", "-cf", "holes.tar", "holes"], cwd=tmp_path, check=False).returncode:
+        pytest.skip("this tar knows no holes")
+    with pytest.raises(featx.ExtractionError, match="has holes in 'holes'; make it anew, without --sparse"):
+        find_members([str(tmp_path / "holes.tar")], has_load=True)
