@@ -124,3 +124,25 @@ def test_tar_with_holes_is_refused(tmp_path: Path) -> None:
         pytest.skip("this tar knows no holes")
     with pytest.raises(featx.ExtractionError, match="has holes in 'holes'; make it anew, without --sparse"):
         find_members([str(tmp_path / "holes.tar")], has_load=True)
+
+
+class Given(Dataset[torch.Tensor]):
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+def test_other_data_is_refused_where_the_transform_draws(tmp_path: Path) -> None:
+    def noisy(row: torch.Tensor) -> torch.Tensor:
+        return row + torch.rand(4)
+
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    extracted(model, Given(ROWS), tmp_path / "out", load=noisy)
+    assert len(extracted(model, Given(ROWS), tmp_path / "out", load=noisy)) == 12
+    with pytest.raises(featx.ExtractionError, match="has the features of another job: its sample"):
+        extracted(model, Given(ROWS * 3), tmp_path / "out", load=noisy)

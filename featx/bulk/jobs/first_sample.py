@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +36,8 @@ class FirstSample:
 
     Attributes:
         value: the input.
-        text: the number of the sample, and hashes of the input and of some others, spread over the source.
+        text: the number of the sample, and hashes of the input and of some others, spread over the source; where the
+            transform draws, of what it is given.
     """
 
     value: Any
@@ -69,18 +72,34 @@ class FirstSample:
                 continue
             hashes = {fingerprint(value), fingerprint(again)}
             if len(hashes) > 1:
-                return FirstSample(value, f"{seen or number} {DIFFERS}")
+                return FirstSample(value, " ".join([seen or str(number), *_hashes_of_items(source, timeout), DIFFERS]))
             known = hashes.pop() if seen in (None, "", str(number)) else UNKNOWN
-            others = _hashes_of_others(source, reader, timeout, workers)
+            others = _hashes_of_others(source, _Hashed(reader), timeout, workers)
             return FirstSample(value, " ".join([seen or str(number), known, *others]))
         is_array = "ndarray" in source.kind
         hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
         raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
 
 
-def _hashes_of_others(source: Source, reader: Reader, timeout: float, workers: int) -> list[str]:
-    """Return hashes of some inputs, spread over a source: files may have been changed under the same names."""
-    count, hashed = len(source.keys), _Hashed(reader)
+def _hashes_of_items(source: Source, timeout: float) -> list[str]:
+    """Return hashes of some samples as they are before the transform, which draws; none of one that draws itself."""
+    pairs = zip(*(_hashes_of_others(source, _hash_of_item, timeout, workers=0) for _ in range(2)), strict=True)
+    return [one if one == other else UNKNOWN for one, other in pairs]
+
+
+def _hash_of_item(item: Any) -> torch.Tensor:
+    if isinstance(item, (str, os.PathLike)) and os.path.isfile(item):
+        item = Path(item).read_bytes()
+    return _digest(item)
+
+
+def _digest(value: Any) -> torch.Tensor:
+    return torch.tensor(list(hashlib.sha256(fingerprint(value).encode()).digest()), dtype=torch.uint8)
+
+
+def _hashes_of_others(source: Source, hashed: Callable[[Any], torch.Tensor], timeout: float, workers: int) -> list[str]:
+    """Return hashes of some samples, spread over a source: files may have been changed under the same names."""
+    count = len(source.keys)
     numbers = sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1})
     if workers:  # which a sample may end
         read = batches(Samples(source, hashed), [[number] for number in numbers], workers=1, timeout=timeout)
@@ -106,8 +125,7 @@ class _Hashed:
         self._reader = reader
 
     def __call__(self, item: Any) -> torch.Tensor:
-        digest = hashlib.sha256(fingerprint(as_input(self._reader(item))).encode()).digest()
-        return torch.tensor(list(digest), dtype=torch.uint8)
+        return _digest(as_input(self._reader(item)))
 
 
 def _read(source: Source, reader: Callable[[Any], Any], number: int, timeout: float) -> Any:
