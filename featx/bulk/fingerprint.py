@@ -22,10 +22,12 @@ import torch
 from torch import nn
 
 from featx.ir.graph import Graph
+from featx.ir.paths import held_at
 from featx.rebuilding import contents_of_cell
 from featx.tracing.objects.module_tree import forward_of
 from featx.tracing.source.attributes import assigned_by, names_changed_in
 from featx.tracing.source.location import codes_in
+from featx.tree import tree_leaves
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice, range)
@@ -54,9 +56,17 @@ def fingerprint(value: object) -> str:
 
 
 def fingerprint_of_code(graph_module: nn.Module, graph: Graph) -> str:
-    """Return a hash of the modules that a graph calls, without their parameters and buffers, and of its functions."""
+    """Return a hash of the modules that a graph calls, without their parameters and buffers, and of its functions.
+
+    Tensors that it reads and that are no parameters or buffers count too, and functions that it passes on.
+    """
     functions = [node.target for node in graph.nodes if node.op == "call_function"]
-    return _Fingerprint(has_weights=False).of((dict(graph_module.named_children()), functions))
+    given = (leaf for node in graph.nodes for leaf in tree_leaves((node.args, node.kwargs)))
+    functions += [each for each in given if isinstance(each, (types.FunctionType, types.MethodType, functools.partial))]
+    state = {id(tensor) for tensor in (*graph_module.parameters(), *graph_module.buffers())}
+    read = {str(node.target): held_at(graph_module, str(node.target)) for node in graph.find_nodes(op="get_attr")}
+    plain = {path: value for path, value in read.items() if isinstance(value, torch.Tensor) and id(value) not in state}
+    return _Fingerprint(has_weights=False).of((dict(graph_module.named_children()), functions, plain))
 
 
 def fingerprint_of_modules(model: nn.Module) -> str:

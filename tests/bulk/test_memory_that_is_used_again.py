@@ -146,3 +146,59 @@ def test_other_data_is_refused_where_the_transform_draws(tmp_path: Path) -> None
     assert len(extracted(model, Given(ROWS), tmp_path / "out", load=noisy)) == 12
     with pytest.raises(featx.ExtractionError, match="has the features of another job: its sample"):
         extracted(model, Given(ROWS * 3), tmp_path / "out", load=noisy)
+
+
+class Centered(nn.Module):
+    """Has a plain tensor, which is no part of its state, and passes a function on."""
+
+    def __init__(self, mean: float, function: Callable[[torch.Tensor], torch.Tensor] = torch.relu) -> None:
+        super().__init__()
+        self.mean, self.function, self.inner = torch.full((4,), mean), function, Applies()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x - self.mean, self.function)
+
+
+class Applies(nn.Module):
+    def forward(self, x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return function(x) * 2
+
+
+class Pads(nn.Module):
+    """Goes another way where it finds padding, which the first sample has none of."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale if bool((x == 0).any()) else x + 1
+
+
+OTHERS: dict[str, tuple[nn.Module, nn.Module]] = {
+    "plain tensor": (Centered(0.0), Centered(1.0)),
+    "function": (Centered(0.0, lambda x: x + 1), Centered(0.0, lambda x: x - 1)),
+    "another graph": (Pads(1.0), Pads(2.0)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_model_of_the_same_weights_is_refused(name: str, tmp_path: Path) -> None:
+    one, other = OTHERS[name]
+    options: dict[str, Any] = {"load": lambda row: row, "check_rows": False}
+    extracted(one, Given(ROWS), tmp_path / "out", **options)
+    extracted(one, Given(ROWS), tmp_path / "out", **options)
+    with pytest.raises(featx.ExtractionError, match=r"has the features of another job: its (modules|code)"):
+        extracted(other, Given(ROWS), tmp_path / "out", **options)
+
+
+def test_autocast_is_a_part_of_the_job(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+
+    def extract() -> None:
+        wanted = {"output": featx.Feature("y", dtype=torch.float32)}
+        featx.extract(model, wanted, Given(ROWS), tmp_path / "out", load=lambda row: row, workers=0, progress=False)
+
+    extract()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(featx.ExtractionError, match="features of another job"):
+        extract()

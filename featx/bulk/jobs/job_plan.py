@@ -113,10 +113,10 @@ def identity_of(
     tolerance: float | None,
 ) -> dict[str, Any]:
     """Return all that the features depend on, by name."""
-    if isinstance(extractor, AdaptiveExtractor):  # which may need any part of the model
-        code, modules = extractor.extractors[0].code, fingerprint_of_modules(extractor.traced_model)
-    else:
-        code, modules = extractor.code, fingerprint_of_code(extractor, extractor.graph)
+    first = extractor.extractors[0] if isinstance(extractor, AdaptiveExtractor) else extractor
+    code, modules = first.code, fingerprint_of_code(first, first.graph)
+    if isinstance(extractor, AdaptiveExtractor) or extractor.makes_further_graphs:  # of any part of the model
+        modules = f"{modules} {fingerprint_of_modules(model)}"
     identity: dict[str, Any] = {
         "model": type(model).__name__,
         "nodes": {info.key: info.node for info in extractor.feature_info},
@@ -131,6 +131,9 @@ def identity_of(
     }
     if tolerance is not None:
         identity["tolerance"] = tolerance
+    kind = device_of(extractor).type
+    if torch.is_autocast_enabled(kind):
+        identity["autocast"] = str(torch.get_autocast_dtype(kind))
     return identity
 
 
