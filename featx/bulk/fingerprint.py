@@ -31,8 +31,6 @@ from featx.tree import tree_leaves
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice, range)
-# What counts of attributes of modules that begin with an underscore: others are often caches.
-_SETTINGS = (*_PLAIN, types.FunctionType, types.MethodType, functools.partial, enum.Enum)
 _OF_EACH_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Where installed code lies, which is told apart by its name alone.
@@ -284,7 +282,16 @@ def _source(value: Any) -> str:
 def _text_of_code(code: types.CodeType) -> str:
     """Return what tells code apart that has no source of its own."""
     parts = [
-        (each.co_code, each.co_names, each.co_varnames, each.co_freevars, without_addresses(repr(each.co_consts)))
+        (each.co_code, each.co_names, each.co_varnames, each.co_freevars, list(map(_text_of_constant, each.co_consts)))
         for each in codes_in(code)
     ]
     return repr(parts)
+
+
+def _text_of_constant(value: object) -> str:
+    """Return a text that is the same in each process: the order of a set, and where code inside lies, are not."""
+    if isinstance(value, frozenset):
+        return f"a set of {sorted(map(_text_of_constant, cast('frozenset[object]', value)))}"
+    if isinstance(value, tuple):
+        return f"a tuple of {list(map(_text_of_constant, cast('tuple[object, ...]', value)))}"
+    return "code" if isinstance(value, types.CodeType) else without_addresses(repr(value))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -202,3 +204,21 @@ def test_autocast_is_a_part_of_the_job(tmp_path: Path) -> None:
     extract()
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(featx.ExtractionError, match="features of another job"):
         extract()
+
+
+_PRINTS = """
+from featx.bulk.fingerprint import fingerprint
+print(fingerprint(lambda row: row if row in {"RGB", "L", "CMYK", "RGBA"} else [x for x in row if x in ("a", "b")]))
+"""
+
+
+@pytest.mark.slow
+def test_fingerprints_are_the_same_in_each_process(tmp_path: Path) -> None:
+    found: set[str] = set()
+    for number, seed in enumerate(("1", "2", "3")):
+        script = tmp_path / "script.py"
+        script.write_text("# a comment\n" * number + _PRINTS)
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
+        found.add(run.stdout)
+    assert len(found) == 1
