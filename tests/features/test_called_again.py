@@ -89,7 +89,30 @@ class Stages(nn.Module):
         return self.head(x)
 
 
-MODELS: list[Callable[[], nn.Module]] = [Refines, RefinesByFunction, Twice, TwiceInOneLine, Stages]
+class AsksTwice(Refines):
+    """Asks in one method at two places, and after the first one calls the module for sure."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 2.0 if self.is_done(x) else 1.0
+        x = self.cell(x * scale)
+        return self.head(x if self.is_done(x) else self.cell(x))
+
+
+class AsksTwiceFirst(Refines):
+    """Asks in one method at two places, and after the second one calls the module or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.cell(x)
+        if self.is_done(y):
+            y = self.cell(y)
+        if self.is_done(y):
+            return self.head(y)
+        return self.head(self.cell(y * 3))
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    Refines, RefinesByFunction, Twice, TwiceInOneLine, Stages, AsksTwice, AsksTwiceFirst,
+]  # fmt: skip
 
 
 def last_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -32,20 +32,23 @@ class LaterCalls:
         self.asked_for: frozenset[str] = frozenset()
         self._root = root
         self._paths = paths
-        # By code, place in it, and path of the module.
+        # By the path of the module, and the code and place of each frame.
         self._known: dict[Any, frozenset[str]] = {}
+        self._requested: dict[str, dict[str, nn.Module]] = {}
 
     def after_decision(self, frame: FrameType, path: str) -> frozenset[str]:
         """Return those that code may call after the decision that `frame` makes, in the module at `path`."""
-        key = frame.f_code, frame.f_lasti, path
-        if key not in self._known:
-            frames: list[FrameType] = []
-            caller: FrameType | None = frame
-            while caller is not None and not is_of_featx(caller.f_code):
-                frames.append(caller)
-                caller = caller.f_back
-            self._known[key] = self._of_frames(frames, path, is_decided=True)
-        return self._known[key]
+        if not self._requested_inside(path):
+            return frozenset()
+        frames: list[FrameType] = []
+        caller: FrameType | None = frame
+        while caller is not None and not is_of_featx(caller.f_code):
+            frames.append(caller)
+            caller = caller.f_back
+        places = path, *((each.f_code, each.f_lasti) for each in frames)
+        if places not in self._known:
+            self._known[places] = self._of_frames(frames, path, is_decided=True)
+        return self._known[places]
 
     def after_error(self, traceback: TracebackType | None) -> frozenset[str]:
         """Return those that code may call, or not, after the place where an error has ended forward."""
@@ -63,15 +66,17 @@ class LaterCalls:
         return found | self._of_frames(frames, path, is_decided=False)
 
     def _requested_inside(self, path: str) -> dict[str, nn.Module]:
-        inside = f"{path}." if path else ""
-        found = {
-            each: module_at(self._root, each) for each in self.asked_for if each.startswith(inside) and each != path
-        }
-        return {
-            each: module
-            for each, module in found.items()
-            if module is not None and (not is_torch_layer(type(module)) or module._modules)
-        }
+        """Return the requested modules inside of the one at `path` that are no layers."""
+        if path not in self._requested:
+            inside = f"{path}." if path else ""
+            names = (each for each in self.asked_for if each.startswith(inside) and each != path)
+            found = {each: module_at(self._root, each) for each in names}
+            self._requested[path] = {
+                each: module
+                for each, module in found.items()
+                if module is not None and (not is_torch_layer(type(module)) or module._modules)
+            }
+        return self._requested[path]
 
     def _of_frames(self, frames: list[FrameType], path: str, *, is_decided: bool) -> frozenset[str]:
         requested = self._requested_inside(path)
