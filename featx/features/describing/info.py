@@ -206,7 +206,12 @@ class _Known:
         if side is not None:
             return side
         found = _stride(layout, shape, self._sizes, self._odd_factors)
-        if not (self._loses_edges or found is None) or len(places) != len(self._sizes) or "W" not in layout:
+        if (
+            isinstance(found, tuple)
+            or not (self._loses_edges or found is None)
+            or len(places) != len(self._sizes)
+            or "W" not in layout
+        ):
             return found
         there = self._shape_of_wider(key)
         if there is None or len(there) != len(shape):
