@@ -25,7 +25,7 @@ from featx.ir.graph import Graph
 from featx.ir.paths import held_at
 from featx.rebuilding import contents_of_cell
 from featx.tracing.objects.module_tree import forward_of
-from featx.tracing.source.attributes import assigned_by, names_changed_in
+from featx.tracing.source.attributes import assigned_by
 from featx.tracing.source.location import codes_in
 from featx.tree import tree_leaves
 
@@ -160,8 +160,7 @@ class _Fingerprint:
 
     def _of_module(self, module: nn.Module) -> list[str]:
         state = vars(module)
-        forward = forward_of(module)
-        notes = {*(assigned_by(forward, type(module)) or ()), *names_changed_in(forward, type(module))}
+        notes = assigned_by(forward_of(module), type(module)) or ()
         plain = {
             name: value
             for name, value in state.items()

@@ -40,8 +40,9 @@ class OpenVINORunner:
 
     Each form of the inputs (shapes, dtypes, strides, and what is no tensor) is exported by `torch.export` and compiled
     in its first call, which takes seconds, and OpenVINO keeps a copy of the weights for it. The extractor itself is
-    called where a form cannot be exported, under autocast, and for what OpenVINO would not take as it is: integers
-    beyond 32 bits, float64, tensors of other classes or of no elements. Threads may call at the same time.
+    called where a form cannot be exported, under autocast, where two inputs are one tensor, and for what OpenVINO would
+    not take as it is: integers beyond 32 bits, float64, tensors of other classes or of no elements. Threads may call at
+    the same time.
 
     Args:
         extractor: in eval mode. For each input of one form it returns tensors in one structure.
@@ -58,7 +59,9 @@ class OpenVINORunner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the extractor returns."""
         leaves = list(tree_leaves((args, kwargs)))
-        if torch.is_autocast_enabled("cpu") or not all(map(_is_taken, leaves)):
+        tensors = [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        are_apart = len(set(tensors)) == len(tensors)  # the model may notice that two inputs are one tensor
+        if torch.is_autocast_enabled("cpu") or not are_apart or not all(map(_is_taken, leaves)):
             return self._extractor(*args, **kwargs)
         structure = tree_map(lambda leaf: None, (args, list(kwargs.items())))
         form = repr(structure), *map(_form_of, leaves)

@@ -106,6 +106,19 @@ def test_what_openvino_would_take_for_something_else_goes_to_the_extractor() -> 
         assert "floats" in runner.problem
 
 
+class ComparesInputs(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 3 if x is y else x + y
+
+
+def test_one_tensor_for_two_inputs_goes_to_the_extractor() -> None:
+    model, x, y = ComparesInputs(), torch.rand(3), torch.rand(3)
+    runner = OpenVINORunner(model)
+    for inputs in ((x, y), (x, x), (y, x)):
+        torch.testing.assert_close(runner(*inputs), model(*inputs))
+    assert runner.problem == ""
+
+
 class Writes(nn.Module):
     def __init__(self) -> None:
         super().__init__()

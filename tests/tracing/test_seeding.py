@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +39,33 @@ def test_seed_that_is_there_already_counts_where_calls_are_seen(change: Callable
     assert generator.was_set() is is_set
     generator.note()
     assert not generator.was_set()
+
+
+@pytest.mark.parametrize("is_drawn_from", [False, True])
+def test_what_a_trace_leaves_is_put_back_though_another_thread_has_run(is_drawn_from: bool) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    generator = TorchGenerator()
+    torch.rand(1)  # as a trace does, so that seeding can be told
+    generator.note()
+
+    has_run, is_over = threading.Event(), threading.Event()
+
+    def run() -> None:
+        sum(range(1_000_000))
+        if is_drawn_from:
+            torch.rand(1)
+        has_run.set()
+        is_over.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    has_run.wait()
+    left = torch.get_rng_state()
+    generator.restore()
+    is_over.set()
+    thread.join()
+    assert torch.equal(torch.get_rng_state(), left if is_drawn_from else before)
 
 
 class Seeds(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
@@ -16,6 +15,7 @@ from featx.features.describing.images import ImageInput
 from featx.features.describing.input_sources import InputSources
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import forms_of, text_of_shape
+from featx.features.describing.strides import Strides, is_map, stride_of
 from featx.features.describing.tokens import ImageTokens
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -23,8 +23,6 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import tokens_are_in_order
 from featx.tracing.nodes.module_output import node_that_made
 
-# How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
-_LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d)
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _FIRST_OF_MAPS = (
@@ -165,6 +163,7 @@ class _Known:
         is_in_order = self._sizes is not None and tokens_are_in_order(model)
         self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and is_in_order else None
         self._graph = graph
+        self._strides = Strides(self._modules.values())
         self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
 
     def info(self, key: str, name: str, node: Node) -> FeatureInfo:
@@ -205,38 +204,7 @@ class _Known:
         side = None if self._tokens is None or len(places) != 2 else self._tokens.side_of_places(places)
         if side is not None:
             return side
-        found = _stride(layout, shape, self._sizes, self._odd_factors)
-        if (
-            isinstance(found, tuple)
-            or not (self._loses_edges or found is None)
-            or len(places) != len(self._sizes)
-            or "W" not in layout
-        ):
-            return found
-        there = self._shape_of_wider(key)
-        if there is None or len(there) != len(shape):
-            return found
-        at = layout.index("W")
-        is_plausible = isinstance(found, int) and _odd_primes_of(found) <= self._odd_factors
-        measured = _stride_of_growth(self._sizes[-1], there[at] - shape[at], found if is_plausible else None)
-        fits = measured is not None and all(
-            0 < place <= -(-size // measured) for size, place in zip(self._sizes, places, strict=True)
-        )
-        return measured if fits else found
-
-    @functools.cached_property
-    def _loses_edges(self) -> bool:
-        """Whether convolutions or pools have no places for what is near the edges, so that maps are smaller."""
-        return any(map(_loses_edges, self._modules.values()))
-
-    @functools.cached_property
-    def _odd_factors(self) -> frozenset[int]:
-        """The odd primes in the strides of the model's convolutions and pools: 7 for patches of 14 pixels."""
-        strides: set[int] = set()
-        for module in self._modules.values():
-            stride: Any = module.__dict__.get("stride")
-            strides.update(each for each in (stride if isinstance(stride, tuple) else (stride,)) if type(each) is int)
-        return frozenset(prime for stride in strides for prime in _odd_primes_of(stride))
+        return self._strides.of(layout, shape, self._sizes, lambda: self._shape_of_wider(key))
 
     def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         dims = len(shape)
@@ -257,13 +225,13 @@ class _Known:
         if isinstance(module, _FIRST_OF_MAPS):
             return first
         fits = [
-            layout for layout in (first, last) if _is_map(layout, shape, sizes) and not self._has_tokens(layout, shape)
+            layout for layout in (first, last) if is_map(layout, shape, sizes) and not self._has_tokens(layout, shape)
         ]
         if not fits:
             there = self._shape_of_wider(key)
             return first if there is not None and _is_wider(shape, there) else None
         # With a stride for each axis both may fit: (8, 8, 4) as 8 channels of 8 x 4 places, or as 4 channels of 8 x 8.
-        is_certain = sum(_stride(layout, shape, sizes) is not None for layout in (first, last)) == 1
+        is_certain = sum(stride_of(layout, shape, sizes) is not None for layout in (first, last)) == 1
         if is_certain:
             return fits[0]
         if isinstance(module, _CHANNELS_LAST):
@@ -371,95 +339,6 @@ def _widths_of(layer: nn.Module) -> tuple[int, ...]:
     return layer.normalized_shape[-1:] if isinstance(layer, nn.LayerNorm) else ()
 
 
-def _is_even(places: tuple[int, ...], image: tuple[int, ...]) -> bool:
-    """Say whether one stride, up to rounding, makes all of these places of the image."""
-    if 0 in places or len(places) != len(image):
-        return False
-    pairs = list(zip(image, places, strict=True))
-    least = max(size / (place + 1) for size, place in pairs)
-    most = min(size / (place - 1) if place > 1 else math.inf for size, place in pairs)
-    return least < most
-
-
-def _is_map(layout: str, shape: tuple[int, ...], image: tuple[int, ...]) -> bool:
-    """Say whether the places of a layout are places of the image: those of heads and tokens are not."""
-    places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
-    return _is_even(places, image) and _stride(layout, shape, image) is not None
-
-
 def _is_wider(shape: tuple[int, ...], there: tuple[int, ...]) -> bool:
     """Say whether the last dimension alone has grown with the width of the image."""
     return len(there) == len(shape) and there[:-1] == shape[:-1] and there[-1] > shape[-1]
-
-
-def _stride(
-    layout: str, shape: tuple[int, ...], image: tuple[int, ...], odd_factors: frozenset[int] | None = None
-) -> Any:
-    places = [size for size, name in zip(shape, layout, strict=True) if name not in "NC"]
-    if not places or 0 in places or len(places) != len(image):
-        return None
-    strides = [_ratio(size, place, odd_factors) for size, place in zip(image, places, strict=True)]
-    if None in strides:
-        return None
-    return strides[0] if len(set(strides)) == 1 else tuple(strides)
-
-
-def _ratio(size: int, place: int, odd_factors: frozenset[int] | None) -> float | None:
-    """Return the stride that makes `place` of `size`: their ratio, or a power of two that is near.
-
-    Layers of stride 2 round up: 75 pixels become 5 at a stride of 16. Convolutions without padding lose places at the
-    edges. There is none where so many places are none of the image, as the 197 tokens on both sides of an attention.
-
-    Args:
-        size: a side of the image.
-        place: a side of the map.
-        odd_factors: the odd primes that strides of the model have; None if that is not known.
-    """
-    ratio = size / place
-    if ratio.is_integer() and (place == 1 or odd_factors is None or _odd_primes_of(int(ratio)) <= odd_factors):
-        return int(ratio)
-    least = 2 ** math.floor(math.log2(max(ratio, 1)))
-    rounded = next((each for each in (least, 2 * least) if each > 1 and -(-size // each) == place), None)
-    if rounded is not None:
-        return rounded
-    power = 2.0 ** round(math.log2(ratio))
-    lost = _LOST_AT_EDGES if power > 1 else _LOST_WITHOUT_STRIDE if power == 1 else 1e-9
-    if abs(ratio / power - 1) < lost:
-        return int(power) if power >= 1 else power
-    return round(ratio) if ratio > 2 else None
-
-
-def _loses_edges(module: nn.Module) -> bool:
-    options: list[Any] = [module.__dict__.get(name) for name in ("kernel_size", "stride", "padding")]
-    kernel, stride, padding = (each if isinstance(each, tuple) else (each,) for each in options)
-    is_known = all(type(size) is int for size in (*kernel, *stride, *padding))
-    return is_known and max(padding) == 0 and max(kernel) > min(stride)
-
-
-def _stride_of_growth(width: int, more: int, found: int | None) -> int | None:
-    """Return the stride with which an image of twice the width has so many places more.
-
-    What is lost at the edges does not count. Rounding may have made one place more, or less: what was `found` is kept
-    where it may be that.
-    """
-    if not 0 < more <= width:
-        return None
-    if found is not None and more - 1 < width / found < more + 1:
-        return found
-    power = 2 ** round(math.log2(width / more))
-    if width % more and more - 1 < width / power < more + 1:
-        return power
-    return None if width % more else width // more
-
-
-def _odd_primes_of(number: int) -> set[int]:
-    found: set[int] = set()
-    divisor = 3
-    number //= (number & -number) or 1
-    while number > 1:
-        if number % divisor == 0:
-            found.add(divisor)
-            number //= divisor
-        else:
-            divisor += 2
-    return found

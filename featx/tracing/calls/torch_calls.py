@@ -301,6 +301,11 @@ class TorchCalls:
             self.note_draw()
         return result
 
+    def start(self) -> None:
+        """Let seeding be seen from now on, whatever the state of the generator is."""
+        self.kernels.start()
+        self.note_draw()
+
     def note_draw(self) -> None:
         """Remember the state in which the next draw should find torch's generator: another one than any seed gives."""
         if is_only_thread():  # a trace draws nothing from this generator but here, so that the state tells

@@ -29,7 +29,10 @@ class TraceGenerators:
 
     def __init__(self) -> None:
         self._by_device: dict[torch.device, torch.Generator] = {}
-        self._for(torch.device("cpu"))  # at once: a trace puts the default one of the CPU into another state
+
+    def start(self) -> None:
+        """Take the state of the default generator of the CPU, which a trace puts into another one after that."""
+        self._for(torch.device("cpu"))
 
     def draw(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel that draws from the default generator, and let it draw from one of these."""
@@ -130,7 +133,10 @@ class TorchGenerator:
 
     def restore(self) -> None:
         """Put the generator back, unless another thread may have drawn from it. May be called twice."""
-        if not torch.equal(torch.get_rng_state(), self._first) and not self._threads.have_run():
+        now = torch.get_rng_state()
+        if torch.equal(now, self._first):
+            return
+        if torch.equal(now, self._expected) or not self._threads.have_run():  # the former is as this trace has left it
             torch.set_rng_state(self._first)
 
 

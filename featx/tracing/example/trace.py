@@ -294,7 +294,7 @@ class ExampleTrace:
             self._restore_caches, context.passing.uninstall, modes.leave, self._results.restore_objects,
             self.module_calls.end, self._tensor_attributes.restore,
         ]  # fmt: skip
-        self._torch_calls.note_draw()
+        self._torch_calls.start()
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._tracer.reads is not None:
             record_mode_reads(self.replica.paths, self._tracer.reads)

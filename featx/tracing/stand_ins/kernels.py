@@ -70,6 +70,10 @@ class Kernels(TorchDispatchMode):
         self.kernels_run = 0
         self.elements = 0
 
+    def start(self) -> None:
+        """Take the state of the generator from which kernels of the CPU draw."""
+        self._generators.start()
+
     @not_compiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
