@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import featx
+from featx.tracing.guards.guards import check_decision
 
 
 class Cell(nn.Module):
@@ -155,3 +156,17 @@ def test_a_block_of_a_list_needs_nothing_after_it() -> None:
     extractor = featx.create_feature_extractor(model, ["cell.0"], example_inputs=x, adaptive=False)
     called = {str(node.target) for node in extractor.graph.find_nodes(op="call_module")}
     assert called in ({"cell.0"}, {"cell.0.linear"})
+
+
+class AsksAtTheEnd(Refines):
+    """Asks in one method at two places, after the second of which the module is not called."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.cell(x * 2 if self.is_done(x) else x)
+        return self.head(x if self.is_done(x) else -x)
+
+
+def test_decisions_after_which_the_module_is_not_called_are_not_needed() -> None:
+    model, x = AsksAtTheEnd().eval(), torch.randn(2, 8)
+    extractor = featx.create_feature_extractor(model, ["cell"], example_inputs=x, adaptive=False)
+    assert len(extractor.graph.find_nodes(op="call_function", target=check_decision)) == 1

@@ -44,7 +44,7 @@ def test_a_map_of_one_place_has_its_channels_first() -> None:
     class Squeeze(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(3, 8, 3)
+            self.conv = nn.Conv2d(3, 4, 3)  # as many channels as there may be places of 9 pixels
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.conv(x).mean((2, 3), keepdim=True).sigmoid()
