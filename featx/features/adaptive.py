@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.errors import TraceError
+from featx.errors import RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.build import CaseTracer
 from featx.features.building.case_state import Case, check_case
@@ -194,6 +194,43 @@ class AdaptiveExtractor(nn.Module):
             return self.__dict__["_attempts"].run(runner, runner.graph, self.traced_model, args, kwargs)
         except TraceError:
             return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no part.
+
+        Raises:
+            RequestError: it is a parameter, a buffer or a module, which would become one of the model.
+        """
+        if isinstance(value, (nn.Module, nn.Parameter)) or self._has_part(name):
+            raise self._error_of_new_part(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._has_part(name):
+            raise self._error_of_new_part(name)
+        super().__delattr__(name)
+
+    def _has_part(self, name: str) -> bool:
+        return any(name in self.__dict__[parts] for parts in ("_parameters", "_buffers", "_modules"))
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Raise RequestError, as `__setattr__` does."""
+        raise self._error_of_new_part(name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Raise RequestError, as `__setattr__` does."""
+        raise self._error_of_new_part(name)
+
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        """Raise RequestError, as `__setattr__` does."""
+        raise self._error_of_new_part(name)
+
+    def _error_of_new_part(self, name: str) -> RequestError:
+        model = type(self.traced_model).__name__
+        return RequestError(
+            f"'{name}' is not set or deleted: the parts of this extractor are those of {model}, which would change. "
+            f"Put the extractor and '{name}' into a module of your own, or change {model} and make the extractor again"
+        )
 
     def train(self, mode: bool = True) -> AdaptiveExtractor:
         """Put this module, and the model with it, into train or eval mode."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from featx.ir.arguments import nodes_in
+from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of, facts_of_call, first_argument
 
@@ -39,3 +40,12 @@ def sources_of_values(node: Node) -> list[Node]:
     # The first argument may be another one too: `x.new_tensor(x)`.
     named = {name: value for name, value in node.kwargs.items() if node.args or value is not first}
     return nodes_in((node.args[1:], named))
+
+
+def computed_from_inputs(graph: Graph) -> set[Node]:
+    """Return the nodes whose values, not their shapes alone, are computed from the inputs of a graph. O(nodes)."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" or not found.isdisjoint(sources_of_values(node)):
+            found.add(node)
+    return found

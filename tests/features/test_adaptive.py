@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -299,3 +300,26 @@ def test_name_of_a_layer_that_does_not_run_is_not_that_of_an_input() -> None:
         extractor(x, both=False)
     with pytest.raises(featx.NodeNameError, match="a module that does not run"):
         featx.create_feature_extractor(model, ["x"], example_inputs=(x, False))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda extractor: setattr(extractor, "head", nn.Linear(2, 2)),
+        lambda extractor: setattr(extractor, "weight", nn.Parameter(torch.rand(2))),
+        lambda extractor: setattr(extractor, "0", None),
+        lambda extractor: delattr(extractor, "0"),
+        lambda extractor: extractor.add_module("head", nn.Linear(2, 2)),
+        lambda extractor: extractor.register_parameter("weight", None),
+        lambda extractor: extractor.register_buffer("steps", torch.zeros(1)),
+    ],
+)
+def test_its_parts_are_the_models_and_cannot_be_changed(change: Callable[[nn.Module], None]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    extractor = featx.create_feature_extractor(model, ["0"], example_inputs=torch.rand(1, 2), adaptive=True)
+    parts = {name: dict(vars(model)[name]) for name in ("_modules", "_parameters", "_buffers")}
+    with pytest.raises(featx.RequestError, match="the parts of this extractor are those of Sequential"):
+        change(extractor)
+    assert parts == {name: vars(model)[name] for name in parts}
+    extractor.note = 3
+    del extractor.note

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional
 
@@ -37,7 +38,17 @@ def test_strides_without_padding() -> None:
 @pytest.mark.slow
 def test_strides_that_timm_declares_where_the_deepest_map_has_one_place() -> None:
     model = timm.create_model("inception_v3", pretrained=False).eval()
-    assert featx.create_backbone(model, example_inputs=torch.rand(1, 3, 96, 96)).strides == [2, 4, 8, 16]
+    found = featx.create_backbone(model, example_inputs=torch.rand(1, 3, 96, 96))
+    assert found.strides == [info["reduction"] for info in model.feature_info] == [2, 4, 8, 16, 32]
+
+
+@pytest.mark.slow
+def test_a_map_of_one_place_is_a_stage_where_it_grows_with_the_image() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    x = torch.rand(2, 3, 32, 32)
+    backbone = featx.create_backbone(model, strides=(8, 32), example_inputs=x)
+    stem = model.maxpool(model.relu(model.bn1(model.conv1(x))))
+    assert torch.equal(backbone(x)["1"], model.layer4(model.layer3(model.layer2(model.layer1(stem)))))
 
 
 def test_a_map_of_one_place_has_its_channels_first() -> None:

@@ -48,6 +48,7 @@ class FeatureInfo:
         stride: by how many pixels of the input two neighbours are apart, where the input is an image: a number if that
             is the same for all dimensions, else one for each.
         prefix_tokens: how many tokens of L stand for no patch of the image.
+        has_class_token: whether the first of those may be a class token. It is not where all are registers.
     """
 
     key: str
@@ -60,6 +61,7 @@ class FeatureInfo:
     stride: float | tuple[float, ...] | None
     prefix_tokens: int
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict[str, tuple[int, ...]]())
+    has_class_token: bool = False
 
 
 class FeatureInfos(Sequence[FeatureInfo]):
@@ -189,8 +191,10 @@ class _Known:
             stride = self._stride(key, layout, shape) if patches is None else patches[0]
             # Which dimension of a signal has its places is not known: texts come as NLC.
             stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
+        prefix_tokens = 0 if patches is None else patches[1]
+        has_class_token = self._tokens is not None and prefix_tokens > 0 and self._tokens.may_have_class_token
         return FeatureInfo(
-            key, name, kind, shape, dtype, layout, channels, stride, 0 if patches is None else patches[1]
+            key, name, kind, shape, dtype, layout, channels, stride, prefix_tokens, has_class_token=has_class_token
         )
 
     @functools.cached_property
@@ -201,9 +205,9 @@ class _Known:
     def _stride(self, key: str, layout: str, shape: tuple[int, ...]) -> Any:
         assert self._sizes is not None
         places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
-        side = None if self._tokens is None or len(places) != 2 else self._tokens.side_of_places(places)
-        if side is not None:
-            return side
+        stride = None if self._tokens is None else self._tokens.stride_of_places(places)
+        if stride is not None:
+            return stride
         return self._strides.of(layout, shape, self._sizes, lambda: self._shape_of_wider(key))
 
     def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
@@ -310,15 +314,14 @@ class _Known:
             return "LNC"
         turned = (shape[0], shape[2], shape[1])
         are_patches = [self._tokens is not None and self._tokens.patches(each) is not None for each in (shape, turned)]
-        if not are_patches[0] and isinstance(module, _CHANNELS_FIRST):
-            return "NCL"
-        if not are_patches[1]:
+        if are_patches == [True, False]:
             return "NLC"
-        # As many channels as there may be patches.
+        # These are not as many as the patches, or there are as many channels as there may be patches.
         there = self._shape_of_wider(key)
-        if there is not None and len(there) == 3 and (there[1] != shape[1]) != (there[2] != shape[2]):
-            return "NLC" if there[1] != shape[1] else "NCL"
-        return "NLC"
+        changed = [] if there is None or len(there) != 3 else [dim for dim in range(3) if there[dim] != shape[dim]]
+        if len(changed) == 1 and (changed[0] > 0 or shape[1] == self._batch):
+            return ("LNC", "NLC", "NCL")[changed[0]]
+        return "NCL" if not are_patches[0] and isinstance(module, _CHANNELS_FIRST) else "NLC"
 
 
 def _is_length_first(module: nn.Module) -> bool:

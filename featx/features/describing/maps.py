@@ -44,10 +44,12 @@ class Stage:
 
 def maps_of(row: NodeInfo, traced: TracedRows) -> list[Stage]:
     """Return the map of a row, or those in the tuple or list that a module returns."""
-    stage = _stage(row)
+    stage = _stage(row, traced)
     if stage is not None:
         return [stage]
-    parts = [_stage(traced.by_name[name]) for name in names_of_parts(row.name, traced) if name in traced.by_name]
+    parts = [
+        _stage(traced.by_name[name], traced) for name in names_of_parts(row.name, traced) if name in traced.by_name
+    ]
     return [replace(part, depth=row.depth) for part in parts if part is not None]
 
 
@@ -64,7 +66,7 @@ def all_of(maps: Mapping[str, list[Stage]]) -> list[Stage]:
     return [stage for found in maps.values() for stage in found]
 
 
-def _stage(row: NodeInfo) -> Stage | None:
+def _stage(row: NodeInfo, traced: TracedRows) -> Stage | None:
     if row.kind not in ("module", "operation") or row.shape is None or row.layout is None:
         return None
     if type(row.stride) is not int or row.type in _OF_FIXED_SIZE:
@@ -74,15 +76,22 @@ def _stage(row: NodeInfo) -> Stage | None:
     else:
         is_map = row.layout == "NLC" and row.shape[1] - row.prefix_tokens > 1
     is_declared = row.layout == "NLC" and row.prefix_tokens > 0
-    return Stage(row.name, row.stride, row.layout, row.channels, row.depth, is_declared) if is_map else None
+    stage = Stage(row.name, row.stride, row.layout, row.channels, row.depth, is_declared)
+    # One place may be the map of a small image, or what a head makes of any image.
+    return stage if is_map or (row.layout in _PLACES and _grows(stage, traced)) else None
 
 
 def is_of_image(stage: Stage, traced: TracedRows) -> bool:
     """Say whether a value grows with the image, as far as the model takes larger ones."""
+    return traced.other_sizes is None or not traced.other_sizes.wider or _grows(stage, traced)
+
+
+def _grows(stage: Stage, traced: TracedRows) -> bool:
+    """Say whether a value is known to grow with the image."""
     wider = {} if traced.other_sizes is None else traced.other_sizes.wider
     before, there = traced.nodes[stage.name].meta.get("shape"), wider.get(stage.name)
-    if not wider or there is None or before is None:
-        return not wider
+    if there is None or before is None:
+        return False
     places = _PLACES.get(stage.layout, (1,))
     return len(there) == len(before) and there[places[-1]] > 1.5 * int(before[places[-1]])
 

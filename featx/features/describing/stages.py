@@ -16,7 +16,7 @@ from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_e
 from featx.features.describing.node_rows import TracedRows
 from featx.features.describing.table import NodeInfo
 from featx.ir.ancestors import with_ancestors
-from featx.ir.form import sources_of_values
+from featx.ir.form import computed_from_inputs, sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
@@ -77,17 +77,14 @@ def _computed(graph: Graph, model: nn.Module) -> set[Node]:
     """
     weights = {name for name, _ in model.named_parameters()}
     modules = dict(model.named_modules())
-    of_inputs, of_weights = set[Node](), set[Node]()
+    of_weights = set[Node]()
     for node in graph.nodes:
-        sources = sources_of_values(node)
-        if node.op == "placeholder" or not of_inputs.isdisjoint(sources):
-            of_inputs.add(node)
         is_weighted = node.op == "get_attr" and node.target in weights
         if node.op == "call_module":
             is_weighted = next(modules[node.target].parameters(), None) is not None
-        if is_weighted or not of_weights.isdisjoint(sources):
+        if is_weighted or not of_weights.isdisjoint(sources_of_values(node)):
             of_weights.add(node)
-    return of_inputs & of_weights
+    return computed_from_inputs(graph) & of_weights
 
 
 def _without_inner_operations(maps: dict[str, list[Stage]], traced: TracedRows) -> dict[str, list[Stage]]:

@@ -1,11 +1,8 @@
-"""Pooling of tokens by a mask, as the graph of an extractor calls it."""
+"""Pooling of tokens by a mask, and the generalized mean, as the graph of an extractor calls them."""
 
 from __future__ import annotations
 
 import torch
-
-# The generalized mean: of values that are at least that, to this power.
-GEM_LEAST, GEM_POWER = 1e-6, 3.0
 
 
 def pool_tokens(tokens: torch.Tensor, how: str, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -39,8 +36,17 @@ def pool_tokens(tokens: torch.Tensor, how: str, mask: torch.Tensor | None = None
         return tokens[torch.arange(tokens.shape[0], device=tokens.device), place]
     if how == "max":
         return tokens.masked_fill(~counts[..., None], float("-inf")).amax(1)
-    values = tokens.clamp(GEM_LEAST).pow(GEM_POWER) if how == "gem" else tokens
-    wide = torch.promote_types(tokens.dtype, torch.float32)  # a sum of many may be too large for half precision
+    wide = torch.promote_types(tokens.dtype, torch.float32)  # sums and powers may be too large for half precision
+    values = tokens.to(wide).clamp(1e-6).pow(3.0) if how == "gem" else tokens
     total = values.masked_fill(~counts[..., None], 0.0).sum(1, dtype=wide)
-    mean = (total / counts.sum(1, keepdim=True).clamp(min=1)).to(tokens.dtype)
-    return mean.pow(1 / GEM_POWER) if how == "gem" else mean
+    mean = total / counts.sum(1, keepdim=True).clamp(min=1)
+    return (mean.pow(1.0 / 3.0) if how == "gem" else mean).to(tokens.dtype)
+
+
+def generalized_mean(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """Return `mean(max(x, 1e-6) ** 3) ** (1 / 3)` over some dimensions, in the dtype of the value.
+
+    It is computed in single precision at least, as the third power of 41 is none of float16.
+    """
+    wide = value * value.new_ones(1, dtype=torch.float32)  # with no branch, so that a trace holds for each dtype
+    return wide.clamp(1e-6).pow(3.0).mean(dims).pow(1.0 / 3.0).to(value.dtype)

@@ -16,7 +16,7 @@ from featx.features.describing.images import ImageInput
 from featx.features.describing.info import FeatureInfo
 from featx.features.describing.shapes import shapes_in
 from featx.features.requests.feature import MAPS, SEQUENCES, Feature, OwnMask
-from featx.features.requests.pooling import GEM_LEAST, GEM_POWER, pool_tokens
+from featx.features.requests.pooling import generalized_mean, pool_tokens
 from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
@@ -57,18 +57,24 @@ class _Step:
 class _Unfold:
     """Make two dimensions, the places of patches of an image, of the last one."""
 
-    side: int
+    sides: tuple[int, int]
     image: ImageInput
 
+    @property
+    def counts(self) -> list[int]:
+        """How many patches the image of the example has along its height and its width."""
+        return [size // side for size, side in zip(self.image.sizes, self.sides, strict=True)]
+
     def on(self, value: Any) -> Any:
-        return value.unflatten(-1, [size // self.side for size in self.image.sizes])
+        return value.unflatten(-1, self.counts)
 
     def in_graph(self, graph: Graph, node: Node) -> Node:
         image = next((each for each in graph.find_nodes(op="placeholder") if each.target == self.image.name), None)
         if image is None:
             raise RequestError(f"tokens become maps by the size of '{self.image.name}', which is no input any more")
         sizes = [graph.call_method("size", (image, place)) for place in (-2, -1)]
-        counts = [graph.call_function(operator.floordiv, (size, self.side)) for size in sizes]
+        sides = zip(sizes, self.sides, strict=True)
+        counts = [graph.call_function(operator.floordiv, (size, side)) for size, side in sides]
         return graph.call_method("unflatten", (node, -1, counts))
 
 
@@ -83,12 +89,29 @@ class _PoolTokens:
         return value[:, 0]
 
     def in_graph(self, graph: Graph, node: Node) -> Node:
-        pooled = graph.call_function(pool_tokens, (node, self.how, self.mask))
-        pooled.meta["effects"] = MeasuredEffects()
-        return pooled
+        return _without_effects(graph.call_function(pool_tokens, (node, self.how, self.mask)))
 
 
-_Steps = list["_Step | _Unfold | _PoolTokens"]
+@dataclass(frozen=True)
+class _GeneralizedMean:
+    """Make one vector of each sample's places."""
+
+    places: tuple[int, ...]
+
+    def on(self, value: Any) -> Any:
+        return value.mean(self.places)
+
+    def in_graph(self, graph: Graph, node: Node) -> Node:
+        return _without_effects(graph.call_function(generalized_mean, (node, list(self.places))))
+
+
+def _without_effects(node: Node) -> Node:
+    """Note that a call of a function writes nothing, and return it."""
+    node.meta["effects"] = MeasuredEffects()
+    return node
+
+
+_Steps = list["_Step | _Unfold | _PoolTokens | _GeneralizedMean"]
 
 
 def process(
@@ -333,11 +356,19 @@ def _with_stride(info: FeatureInfo, stride: int, image: ImageInput | None) -> Fe
 
 
 def _to_map(info: FeatureInfo, image: ImageInput | None) -> _Steps:
-    if image is None or image.name is None or type(info.stride) is not int:
+    sides = (info.stride, info.stride) if type(info.stride) is int else info.stride
+    if image is None or image.name is None or not isinstance(sides, tuple) or len(image.sizes) != 2:
         raise RequestError(
             f"the {info.shape} of '{info.node}' are not known to be patches of an image, so they are no map"
         )
-    return [*_without_prefix(info), _Step("transpose", (1, 2)), _Unfold(info.stride, image)]
+    unfold = _Unfold((int(sides[0]), int(sides[1])), image)
+    assert info.shape is not None
+    if math.prod(unfold.counts) != info.shape[1] - info.prefix_tokens:  # patches that overlap
+        raise RequestError(
+            f"the {info.shape} of '{info.node}' are patches with a stride of {info.stride} that do not lie side by "
+            "side, so how many lie beside one another is not known for other images; take apply, with unflatten"
+        )
+    return [*_without_prefix(info), _Step("transpose", (1, 2)), unfold]
 
 
 def _without_prefix(info: FeatureInfo) -> _Steps:
@@ -347,17 +378,14 @@ def _without_prefix(info: FeatureInfo) -> _Steps:
 def _pooled(pool: str, layout: str, info: FeatureInfo, image: ImageInput | None) -> _Steps:
     is_text = layout == "NLC" and image is None
     if pool in ("cls", "last"):
-        if not is_text and (pool == "last" or layout != "NLC" or not info.prefix_tokens):
+        if not is_text and (pool == "last" or layout != "NLC" or not info.has_class_token):
             kind = "class token" if pool == "cls" else "last token of a text"
             raise RequestError(f"'{info.node}' is {layout} and has no {kind}; take pool='avg'")
         return [_Step("select", (1, 0 if pool == "cls" else -1))]
     steps = _without_prefix(info)
     places = tuple(place for place, name in enumerate(layout) if name not in "NC")
     if pool == "gem":
-        return [
-            *steps, _Step("clamp", (GEM_LEAST,)), _Step("pow", (GEM_POWER,)), _Step("mean", (places,)),
-            _Step("pow", (1 / GEM_POWER,)),
-        ]  # fmt: skip
+        return [*steps, _GeneralizedMean(places)]
     return [*steps, _Step("mean" if pool == "avg" else "amax", (places,))]
 
 
