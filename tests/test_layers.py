@@ -17,7 +17,7 @@ ROOT = Path(featx.__file__).parent
 # each other, except the files at the bottom.
 LAYERS = [
     {"checksums", "containers", "errors", "examples", "libraries", "plotting", "rebuilding", "saved_tensor", "tree"},
-    {"ir"}, {"codegen", "tracing"}, {"shared_attributes"}, {"module"}, {"traced"},
+    {"ir"}, {"codegen", "tracing"}, {"fingerprint", "shared_attributes"}, {"module"}, {"traced"},
     {"interpret", "rewrite"}, {"passes"}, {"interop"}, {"features"}, {"drawing"}, {"optimization"}, {"bulk"},
     {"cli"}, {"__main__"}, {"migration"}, {"fx"},
 ]  # fmt: skip
@@ -28,7 +28,7 @@ ROOMS_OF_TRACING = [
     {"environment"}, {"file_globals"}, {"stand_ins"}, {"model_state"}, {"replica"}, {"history"},
     {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"inputs"}, {"example"}, {"freedom"}, {"checks"},
 ]  # fmt: skip
-ROOMS_OF_BULK = [{"extras", "fingerprint"}, {"storage"}, {"samples"}, {"jobs"}, {"table"}, {"extract"}]
+ROOMS_OF_BULK = [{"extras"}, {"storage"}, {"samples"}, {"jobs"}, {"table"}, {"extract"}]
 PLACE_OF_ROOM = {
     (package, room): place
     for package, order in (("tracing", ROOMS_OF_TRACING), ("bulk", ROOMS_OF_BULK))

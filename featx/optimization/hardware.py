@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from operator import itemgetter
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.features.adaptive import AdaptiveExtractor
+from featx.fingerprint import fingerprint_of_code, fingerprint_of_modules
 from featx.module import GraphModule
 from featx.optimization.openvino_runner import check_available
 from featx.optimization.recipe import OPENVINO, Recipe
@@ -44,16 +44,18 @@ def device_of(module: nn.Module) -> torch.device:
 def digest_of(extractor: nn.Module) -> str:
     """Return a hash of what an extractor computes, without the values of its weights.
 
-    Its code, its tensors, and its layers with their options: two layers of other strides have the same weights.
+    That is its code, the forms of its weights, and its modules and functions by their source and their attributes.
     """
     first = extractor.extractors[0] if isinstance(extractor, AdaptiveExtractor) else extractor
-    text = first.code if isinstance(first, GraphModule) else repr(extractor)
+    if isinstance(first, GraphModule):
+        text = f"{first.code} {fingerprint_of_code(first, first.graph)}"
+    else:
+        text = fingerprint_of_modules(first)
+    if isinstance(extractor, AdaptiveExtractor):
+        text += fingerprint_of_modules(extractor.traced_model)
     tensors = [*extractor.named_parameters(), *extractor.named_buffers()]
     described = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in sorted(tensors, key=itemgetter(0))]
-    layers = [f"{name} {type(layer).__name__}({layer.extra_repr()})" for name, layer in extractor.named_modules()]
-    # The address of an object, in the text of an option, differs between processes.
-    whole = re.sub(r"\bat 0x[0-9a-fA-F]+", "", "\n".join([text, *described, *layers]))
-    return hashlib.sha256(whole.encode()).hexdigest()
+    return hashlib.sha256("\n".join([text, *described]).encode()).hexdigest()
 
 
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:

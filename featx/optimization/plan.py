@@ -18,7 +18,7 @@ from featx.optimization.hardware import digest_of, hardware_of
 from featx.optimization.recipe import Recipe
 from featx.plotting import new_figure
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 import featx
 from featx import Feature
-from featx.bulk.fingerprint import fingerprint
+from featx.fingerprint import fingerprint
 
 from .conftest import make_net, make_photos, pixels
 

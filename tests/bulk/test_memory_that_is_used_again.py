@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import featx
-from featx.bulk.fingerprint import fingerprint
 from featx.bulk.samples.tars import find_members
+from featx.fingerprint import fingerprint
 
 ROWS = torch.rand(12, 4, generator=torch.Generator().manual_seed(0))
 
@@ -207,7 +207,7 @@ def test_autocast_is_a_part_of_the_job(tmp_path: Path) -> None:
 
 
 _PRINTS = """
-from featx.bulk.fingerprint import fingerprint
+from featx.fingerprint import fingerprint
 print(fingerprint(lambda row: row if row in {"RGB", "L", "CMYK", "RGBA"} else [x for x in row if x in ("a", "b")]))
 """
 

@@ -358,6 +358,63 @@ def test_a_plan_for_layers_with_other_options_is_refused(change: dict[str, Any])
         featx.optimize(extractor(**change), plan=plan)
 
 
+class Scaled(nn.Module):
+    """What it computes depends on a function, a number that no text of it has, and a tensor that is no weight."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], power: int, scale: float) -> None:
+        super().__init__()
+        self.function, self.power, self.scale = function, power, torch.tensor(scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x).pow(self.power) * self.scale
+
+
+def scaled(function: Callable[..., torch.Tensor] = torch.sin, power: int = 2, scale: float = 3.0) -> nn.Module:
+    return Scaled(function, power, scale)
+
+
+def attending(heads: int = 2, first_weight: float = 0.0) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, heads, 8, batch_first=True)
+    nn.init.constant_(layer.linear1.weight, first_weight)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("build", "change"),
+    [
+        (scaled, {"function": torch.cos}),
+        (scaled, {"power": 3}),
+        (scaled, {"scale": 4.0}),
+        (attending, {"heads": 4}),
+    ],
+    ids=["function", "number", "tensor", "heads"],
+)
+def test_a_plan_for_modules_that_compute_something_else_is_refused(
+    build: Callable[..., nn.Module], change: dict[str, Any]
+) -> None:
+    def extractor(**options: Any) -> nn.Module:
+        model = nn.Sequential(build(**options)).eval()
+        return featx.create_feature_extractor(model, ["0"], example_inputs=torch.rand(2, 3, 8))
+
+    plan = featx.optimize(extractor(), budget=0).plan
+    assert plan is not None
+    assert featx.optimize(extractor(), plan=plan).plan is plan
+    with pytest.raises(OptimizationError, match="another extractor"):
+        featx.optimize(extractor(**change), plan=plan)
+
+
+@pytest.mark.parametrize("build", [attending, lambda first_weight: nn.LSTM(8, 4)], ids=["attention", "LSTM"])
+def test_a_plan_holds_for_other_weights(build: Callable[..., nn.Module]) -> None:
+    def extractor(first_weight: float) -> nn.Module:
+        model = nn.Sequential(build(first_weight=first_weight)).eval()
+        return featx.create_feature_extractor(model, ["0"], example_inputs=torch.rand(2, 3, 8))
+
+    plan = featx.optimize(extractor(0.0), budget=0).plan
+    other = extractor(1.0)
+    other(torch.rand(3, 3, 8))
+    assert featx.optimize(other, plan=plan).plan is plan
+
+
 @pytest.mark.slow
 def test_addresses_of_objects_are_no_part_of_a_plan(images: torch.Tensor) -> None:
     class Layer(nn.Conv2d):
@@ -380,7 +437,7 @@ def test_layers_in_train_mode_are_refused(extractor: DualGraphModule, images: to
     assert norm.training
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "null"])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 2}', "null"])
 def test_a_file_that_is_no_plan_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(OptimizationError, match="is no plan of"):

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from featx.bulk.fingerprint import fingerprint
 from featx.bulk.jobs.job import UNKNOWN, Job
 from featx.bulk.samples.loading import ProcessError, Samples, as_input, batches, reason_of
 from featx.bulk.samples.reading import Reader
 from featx.bulk.samples.sources import Source
 from featx.errors import ArgumentTypeError, ExtractionError
+from featx.fingerprint import fingerprint
 
 # Of the first samples, and of those spread over a source.
 _TRIED_SAMPLES, _TRIED_SPREAD = 100, 20

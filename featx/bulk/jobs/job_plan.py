@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.bulk.fingerprint import fingerprint_of_code, fingerprint_of_modules
 from featx.bulk.jobs.batch_size import find_batch_size, seconds_of_sample
 from featx.bulk.jobs.compute import Runner, dtype_of_weights, in_dtype
 from featx.bulk.jobs.first_sample import FirstSample
@@ -26,6 +25,7 @@ from featx.errors import ArgumentTypeError, ExtractionError, FeatxError
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.dual import DualGraphModule
 from featx.features.extractor import Nodes, create_feature_extractor
+from featx.fingerprint import fingerprint_of_code, fingerprint_of_modules
 from featx.optimization.build import Extractor
 from featx.optimization.hardware import device_of
 from featx.tree import tensors_in

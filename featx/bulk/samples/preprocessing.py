@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from featx.bulk.extras import require
-from featx.bulk.fingerprint import fingerprint, without_addresses
 from featx.errors import ExtractionError
+from featx.fingerprint import fingerprint, without_addresses
 
 _PRESET = "torchvision.transforms._presets.ImageClassification"
 # Classes that call their `transforms` in order, and do nothing else. A class of the user's may have the same name.

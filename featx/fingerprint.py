@@ -64,25 +64,34 @@ def fingerprint_of_code(graph_module: nn.Module, graph: Graph) -> str:
     state = {id(tensor) for tensor in (*graph_module.parameters(), *graph_module.buffers())}
     read = {str(node.target): held_at(graph_module, str(node.target)) for node in graph.find_nodes(op="get_attr")}
     plain = {path: value for path, value in read.items() if isinstance(value, torch.Tensor) and id(value) not in state}
-    return _Fingerprint(has_weights=False).of((dict(graph_module.named_children()), functions, plain))
+    return _Fingerprint(without=graph_module).of((dict(graph_module.named_children()), functions, plain))
 
 
 def fingerprint_of_modules(model: nn.Module) -> str:
     """Return a hash of a model and all modules inside it, without their parameters and buffers."""
-    return _Fingerprint(has_weights=False).of(model)
+    return _Fingerprint(without=model).of(model)
 
 
 class _Fingerprint:
-    """Follows values; one that is met again counts by its place."""
+    """Follows values; one that is met again counts by its place.
 
-    def __init__(self, *, has_weights: bool = True) -> None:
-        self._has_weights = has_weights
+    Args:
+        without: the module whose parameters and buffers do not count, wherever they are held: recurrent layers have
+            a list of theirs.
+    """
+
+    def __init__(self, *, without: nn.Module | None = None) -> None:
+        self._has_weights = without is None
+        tensors = () if without is None else (*without.parameters(), *without.buffers())
+        self._weights = {id(tensor) for tensor in tensors}
         self._met: dict[int, int] = {}
         self._alive: list[object] = []
 
     def of(self, value: Any) -> str:
         if isinstance(value, enum.Enum) or type(value) in _PLAIN:
             return f"{type(value).__qualname__} {value!r}"
+        if id(value) in self._weights:
+            return f"a weight {value.dtype} {tuple(value.shape)}"
         if id(value) in self._met:
             return f"the one at {self._met[id(value)]}"
         self._met[id(value)] = len(self._met)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from featx.bulk.fingerprint import fingerprint
+from featx.fingerprint import fingerprint
 
 HELPERS = """
 from torch import nn
@@ -152,7 +152,7 @@ def test_code_that_nothing_calls_does_not_count(tmp_path: Path, monkeypatch: pyt
 def test_it_is_the_same_in_each_process(tmp_path: Path) -> None:
     for name, text in {"helpers": HELPERS, "model": MODEL}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    code = "import model; from featx.bulk.fingerprint import fingerprint; print(fingerprint(model.make()))"
+    code = "import model; from featx.fingerprint import fingerprint; print(fingerprint(model.make()))"
     found = [
         subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
