@@ -114,14 +114,15 @@ def _fused(layer: nn.Module, norm: nn.Module) -> nn.Module:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = (in_float64(norm.running_var) + norm.eps).rsqrt()
-    if norm.affine:
-        scale = scale * in_float64(norm.weight)
+    weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")  # each may be None
+    if weight is not None:
+        scale = scale * in_float64(weight)
     mean = in_float64(norm.running_mean)
     shift = (-mean if layer.bias is None else in_float64(layer.bias) - mean) * scale
-    if norm.affine:
-        shift = shift + in_float64(norm.bias)
-    weight = parameter_like(_scaled(layer, scale), layer.weight)
-    return with_weights(layer, weight, parameter_like(shift, layer.weight if layer.bias is None else layer.bias))
+    if bias is not None:
+        shift = shift + in_float64(bias)
+    scaled = parameter_like(_scaled(layer, scale), layer.weight)
+    return with_weights(layer, scaled, parameter_like(shift, layer.weight if layer.bias is None else layer.bias))
 
 
 def _scaled(layer: _Layer, scale: torch.Tensor) -> torch.Tensor:

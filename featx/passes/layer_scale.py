@@ -27,8 +27,9 @@ def fold_layer_scale(gm: GraphModule) -> bool:
     rounded once; results differ by rounding, and no gradient reaches the factors.
 
     Left alone are layers that are called twice, have hooks, are of a class of their own, or are written or read by the
-    graph; a layer that something besides the product reads; and factors that the graph writes. Returns whether anything
-    was folded. O(nodes + edges + weights).
+    graph; a layer that something besides the product reads; factors that the graph writes, and complex ones; and a
+    product of another dtype than the layer returns, as under autocast in the graph. Returns whether anything was
+    folded. O(nodes + edges + weights).
     """
     layers = Layers(check_graph_module(gm))
     found = [pair for node in gm.graph.nodes if (pair := _pair(gm, layers, node)) is not None]
@@ -64,6 +65,7 @@ def _pair(gm: GraphModule, layers: Layers, node: Node) -> tuple[Node, Node, Node
     dims = len(one.meta["shape"]) if "shape" in one.meta else len(_shape_of_factors(layer))
     is_in_mode = layers.modes.at(one) == layers.modes.at(node)
     same_dtype = scale.dtype == layer.weight.dtype and scale.device == layer.weight.device
+    same_dtype = same_dtype and not scale.is_complex() and one.meta.get("dtype") == node.meta.get("dtype")
     if is_one_for_each_channel and scale.dim() <= dims and is_in_mode and same_dtype and layers.may_replace(one):
         return node, one, other
     return None

@@ -33,7 +33,7 @@ def merge_parallel_linears(gm: GraphModule) -> bool:
                 weight = module.weight
                 alike = (
                     layers.modes.at(node),
-                    "bias" in _tensors(module),
+                    tuple((name, tensor.requires_grad) for name, tensor in _tensors(module).items()),
                     weight.dtype,
                     weight.device,
                     module.in_features,

@@ -84,6 +84,15 @@ def test_norms_of_every_kind_are_fused(options: dict[str, Any]) -> None:
     assert_close(gm(x), model(x))
 
 
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_norms_without_a_weight_or_a_bias_are_fused(missing: str) -> None:
+    model, x = pair("conv2d")
+    model[1].register_parameter(missing, None)
+    gm = symbolic_trace(model)
+    assert fuse_conv_bn(gm)
+    assert_close(gm(x), model(x))
+
+
 def test_values_in_float32_and_half_precision_are_close() -> None:
     model, x = pair("conv2d")
     exact = model(x)

@@ -125,6 +125,28 @@ def test_factors_of_another_form_are_left_alone(shape: tuple[int, ...]) -> None:
     assert_close(gm(x), expected)
 
 
+class UnderAutocast(Scaled):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_a_product_of_another_dtype_than_that_of_the_layer_is_left_alone() -> None:
+    model, x = UnderAutocast(nn.Linear(6, 6), (6,), torch.mul).eval(), torch.rand(2, 6)
+    gm = trace(model, x)
+    assert not fold_layer_scale(gm)
+    assert torch.equal(gm(x), model(x))
+
+
+def test_complex_factors_are_left_alone() -> None:
+    model = Scaled(nn.Linear(6, 6, dtype=torch.complex64), (6,), torch.mul).eval()
+    model.gamma = nn.Parameter(torch.randn(6, dtype=torch.complex64))
+    x = torch.randn(2, 6, dtype=torch.complex64)
+    gm = trace(model, x)
+    assert not fold_layer_scale(gm)
+    assert torch.equal(gm(x), model(x))
+
+
 def test_a_layer_with_a_hook_is_left_alone() -> None:
     layer = nn.Linear(6, 6)
     layer.register_forward_hook(lambda module, args, output: output + 1)
@@ -184,6 +206,18 @@ def test_gradients_reach_the_input_and_the_merged_layer() -> None:
     assert x.grad is not None
     assert_close(x.grad, wanted)
     assert all(parameter.grad is not None for parameter in gm.parameters())
+
+
+def test_frozen_linear_layers_stay_frozen() -> None:
+    torch.manual_seed(0)
+    model = Attention().eval()
+    model.query.requires_grad_(False)
+    gm = trace(model, torch.rand(2, 3, 6))
+    assert merge_parallel_linears(gm)  # the others
+    assert {name for name, weight in gm.named_parameters() if not weight.requires_grad} == {
+        "query.weight",
+        "query.bias",
+    }
 
 
 class WritesInput(Attention):
