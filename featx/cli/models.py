@@ -66,7 +66,10 @@ def _of_timm(name: str, pretrained: bool) -> nn.Module:
         _require_known(name.partition(".")[0], timm.list_models(), "timm")
     if pretrained:
         return _with_weights(name, lambda: timm.create_model(name, pretrained=True))
-    return timm.create_model(name, pretrained=False)
+    try:
+        return timm.create_model(name, pretrained=False)
+    except Exception as error:  # timm raises RuntimeError for an unknown tag, and each model errors of its own
+        raise UserError(f"timm cannot make '{name}': {type(error).__name__}: {_short(error)}") from error
 
 
 def _with_weights(name: str, make: Callable[[], nn.Module]) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +81,13 @@ class _Run(Interpreter):
             if type(info.stride) is not int:
                 return None
             sides = [size // info.stride for size in self._image.sizes]
+            if len(sides) != 2 or math.prod(sides) != value.shape[1] - info.prefix_tokens:  # patches that overlap
+                return None
             value = value[:1, info.prefix_tokens :].transpose(1, 2).unflatten(2, sides)
-        else:
+        elif info.layout in ("NCHW", "NHWC"):
             value = value[:1] if info.layout == "NCHW" else value[:1].permute(0, 3, 1, 2)
+        else:  # a signal, or columns of a map
+            return None
         height, width = value.shape[2:]
         if min(height, width) < 2 or value.shape[1] > _MOST_CHANNELS or not bool(value.isfinite().all()):
             return None

@@ -30,6 +30,8 @@ Build = Callable[[Any, Any], DualGraphModule]
 _LOGGER = logging.getLogger("featx")
 # How many graphs are kept. Inputs that need more differ in a property that should be free.
 _MOST = 64
+# What a GraphModule has of its one graph.
+_OF_EACH_GRAPH = ("graph", "code", "to_folder", "print_readable", "train_graph", "eval_graph")
 
 
 @dataclass
@@ -194,6 +196,21 @@ class AdaptiveExtractor(nn.Module):
             return self.__dict__["_attempts"].run(runner, runner.graph, self.traced_model, args, kwargs)
         except TraceError:
             return None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a part of the model, or else `channels` or `strides` of what is returned.
+
+        Raises:
+            AttributeError: there is none of that name.
+        """
+        if name in ("channels", "strides") and "_extractors" in self.__dict__ and not self._has_part(name):
+            return self.feature_info.channels() if name == "channels" else self.feature_info.reduction()
+        if name in _OF_EACH_GRAPH and not self._has_part(name):
+            raise AttributeError(
+                f"{self._get_name()} has no '{name}', as it has a graph for each kind of input; take "
+                f"extractors[0].{name}, that of the example"
+            )
+        return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that is no part.

@@ -72,7 +72,7 @@ def from_torch_fx(
     compiled again since it was edited. O(nodes + edges + modules).
 
     Args:
-        module: what to convert.
+        module: what to convert; of torchvision's extractor the graph of its present mode.
         graph: convert this graph, on the submodules of `module`.
 
     Raises:
@@ -90,5 +90,5 @@ def from_torch_fx(
         )
     converted = read_graph(given.graph if graph is None else graph, given)
     result = GraphModule(given, converted, type(given).__name__)
-    result.meta.update(given.meta)
+    result.meta.update(vars(given).get("meta", {}))  # torchvision's extractor has none
     return result

@@ -276,6 +276,7 @@ def failed(*arguments: object) -> str:
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no library": (["nodes", "resnet18"], "names no model; write one of torchvision:"),
     "no model": (["nodes", "torchvision:resnet19"], "Did you mean 'resnet18'"),
+    "no weights of timm": (["nodes", "timm:resnet18.none"], "timm cannot make 'resnet18.none': RuntimeError: Invalid"),
     "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'. Did you mean"),
     "no module": (["nodes", "nowhere_at_all:f"], "there is no Python module 'nowhere_at_all'"),
     "no node": (["code", "torchvision:resnet18", "-n", "layer9"], "Did you mean 'layer4'"),

@@ -453,6 +453,20 @@ def test_thumbnails_need_an_image(resnet: featx.GraphModule) -> None:
     assert '"thumbnails":{}' in featx.draw(nn.Linear(3, 4), torch.rand(2, 3), thumbnails=True).html()
 
 
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Conv1d(3, 4, 3)), (1, 3, 32)),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 8, 6), nn.Flatten(2)), (1, 3, 32, 32)),
+        (lambda: nn.Sequential(nn.Conv3d(3, 4, 3)), (1, 3, 8, 8, 8)),
+    ],
+    ids=["signal", "patches that overlap", "video"],
+)
+def test_what_is_no_map_of_an_image_has_no_picture(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    drawing = featx.draw(model(), torch.rand(shape), thumbnails=True)
+    assert "Conv" in drawing.html()
+
+
 @pytest.mark.sweep
 def test_tokens_have_pictures(browser: Chromium, tmp_path: Path) -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, reg_tokens=2).eval()

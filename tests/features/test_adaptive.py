@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 import featx
@@ -323,3 +324,30 @@ def test_its_parts_are_the_models_and_cannot_be_changed(change: Callable[[nn.Mod
     assert parts == {name: vars(model)[name] for name in parts}
     extractor.note = 3
     del extractor.note
+
+
+def test_it_says_what_it_returns_as_other_extractors_do() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    extractor = featx.create_feature_extractor(
+        model, ["layer1", "layer2"], example_inputs=torch.rand(1, 3, 64, 64), adaptive=True
+    )
+    assert extractor.channels == [64, 128]
+    assert extractor.strides == [4, 8]
+    for name in ("graph", "code", "to_folder"):
+        assert not hasattr(extractor, name)
+        with pytest.raises(AttributeError, match=rf"take extractors\[0\]\.{name}"):
+            getattr(extractor, name)
+
+
+def test_parts_of_the_model_come_before_what_it_says_of_its_own() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.channels = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.channels(x)
+
+    model = Model()
+    extractor = featx.create_feature_extractor(model, ["channels"], example_inputs=torch.rand(1, 2), adaptive=True)
+    assert extractor.channels is model.channels

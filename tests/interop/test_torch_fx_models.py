@@ -17,7 +17,8 @@ timm = pytest.importorskip("timm")
 from torchvision.models import swin_transformer as swin  # noqa: E402 - after importorskip
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt  # noqa: E402
 from torchvision.models.efficientnet import EfficientNet, FusedMBConvConfig, MBConvConfig  # noqa: E402
-from torchvision.models.resnet import Bottleneck  # noqa: E402
+from torchvision.models.feature_extraction import create_feature_extractor  # noqa: E402
+from torchvision.models.resnet import Bottleneck, resnet18  # noqa: E402
 
 pytestmark = pytest.mark.sweep
 
@@ -145,3 +146,10 @@ def test_model_that_torch_fx_traced_comes_back_as_it_was(assert_same: Any) -> No
     assert_same(traced.graph, back.graph)
     assert back.code == traced.code
     assert back.fc is model.fc
+
+
+def test_torchvisions_extractor_is_converted() -> None:
+    model = resnet18(weights=None).eval()
+    x = torch.rand(1, 3, 64, 64)
+    extractor = create_feature_extractor(model, ["layer2"])
+    assert torch.equal(featx.from_torch_fx(extractor)(x)["layer2"], extractor(x)["layer2"])
