@@ -47,7 +47,7 @@ def test_what_a_trace_leaves_is_put_back_though_another_thread_has_run(is_drawn_
     before = torch.get_rng_state()
     generator = TorchGenerator()
     torch.rand(1)  # as a trace does, so that seeding can be told
-    generator.note()
+    generator.note(is_own=True)
 
     has_run, is_over = threading.Event(), threading.Event()
 
@@ -66,6 +66,27 @@ def test_what_a_trace_leaves_is_put_back_though_another_thread_has_run(is_drawn_
     is_over.set()
     thread.join()
     assert torch.equal(torch.get_rng_state(), left if is_drawn_from else before)
+
+
+@pytest.mark.parametrize("way", ["was_set", "note"])
+def test_draws_of_another_thread_that_a_trace_takes_note_of_stay(way: str) -> None:
+    has_drawn, is_over = threading.Event(), threading.Event()
+    generator = TorchGenerator()
+
+    def draw() -> None:
+        torch.rand(1)
+        has_drawn.set()
+        is_over.wait()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    has_drawn.wait()
+    left = torch.get_rng_state()
+    getattr(generator, way)()
+    generator.restore()
+    is_over.set()
+    thread.join()
+    assert torch.equal(torch.get_rng_state(), left)
 
 
 class Seeds(nn.Module):

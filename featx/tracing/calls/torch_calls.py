@@ -308,10 +308,11 @@ class TorchCalls:
 
     def note_draw(self) -> None:
         """Remember the state in which the next draw should find torch's generator: another one than any seed gives."""
-        if is_only_thread():  # a trace draws nothing from this generator but here, so that the state tells
+        is_alone = is_only_thread()
+        if is_alone:  # a trace draws nothing from this generator but here, so that the state tells
             with torch._C.DisableTorchFunction():
                 torch.empty(1, device="cpu").uniform_()
-        self.generator.note()
+        self.generator.note(is_own=is_alone)
 
     def check_generator(self) -> None:
         """Raise where forward has put torch's generator into another state than that of the last draw."""

@@ -87,7 +87,7 @@ class TorchGenerator:
 
     def __init__(self) -> None:
         self._threads = OtherThreads()
-        self._first = self._expected = torch.get_rng_state()
+        self._first = self._expected = self._left = torch.get_rng_state()
         self._seed = torch.initial_seed()
         # Whether `on_call` gets all calls of this thread, and then whether one has set the generator since `note`.
         self.has_profile_hook = False
@@ -102,12 +102,18 @@ class TorchGenerator:
 
     def forget(self) -> None:
         """Free the states, 5 KB each, of a trace that is over."""
-        self._first = self._expected = torch.empty(0)
+        self._first = self._expected = self._left = torch.empty(0)
 
-    def note(self) -> None:
-        """Take the present state as what the next draw should find."""
+    def note(self, *, is_own: bool = False) -> None:
+        """Take the present state as what the next draw should find.
+
+        Args:
+            is_own: this thread has brought the generator into it, and there is no other one that could have drawn.
+        """
         self._is_set = self._is_seeded = False
         self._expected = torch.get_rng_state()
+        if is_own:
+            self._left = self._expected
 
     def was_set(self) -> bool:
         """Say whether this thread has put the generator into another state than the one that `note` found.
@@ -136,7 +142,7 @@ class TorchGenerator:
         now = torch.get_rng_state()
         if torch.equal(now, self._first):
             return
-        if torch.equal(now, self._expected) or not self._threads.have_run():  # the former is as this trace has left it
+        if torch.equal(now, self._left) or not self._threads.have_run():
             torch.set_rng_state(self._first)
 
 
