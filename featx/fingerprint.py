@@ -156,16 +156,19 @@ class _Fingerprint:
         # Two lambdas in one line have one source.
         code = _text_of_code(function.__code__) if function.__name__ == "<lambda>" else ""
         constants = [each for inner in codes_in(function.__code__) for each in inner.co_consts if type(each) in _PLAIN]
-        return [function.__qualname__, _source(function), code, repr(constants), *map(self.of, held)]
+        # `inspect.getsource` gives the source of what `functools.wraps` names, and the wrapper has its own.
+        wrapper = [_text_of_code(function.__code__)] if hasattr(function, "__wrapped__") else []
+        return [function.__qualname__, _source(function), code, *wrapper, repr(constants), *map(self.of, held)]
 
     def _of_members(self, kind: type[Any]) -> Iterable[str]:
         for base in kind.__mro__:
             for name, member in vars(base).items() if not _is_installed(base) else ():
-                function = _function_of(member)
-                if function is None and not name.startswith("__") and _is_followed(member):
-                    yield f"{name} {self.of(_followed(member))}"
-                elif function is not None and function.__code__.co_filename != "<string>":  # else of a dataclass
-                    yield f"{name} {self.of(function)}"
+                held = _held_by_member(member)
+                function = held if isinstance(held, types.FunctionType) else None
+                if function is not None and function.__code__.co_filename == "<string>":  # of a dataclass
+                    continue
+                if function is not None or (not name.startswith("__") and _is_followed(held)):
+                    yield f"{name} {self.of(_followed(held))}"
 
     def _of_module(self, module: nn.Module) -> list[str]:
         state = vars(module)
@@ -213,8 +216,20 @@ def _named_by(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
         value = function.__globals__[name]
         if not isinstance(value, types.ModuleType):
             yield name, value
-        elif not _is_installed(value):
-            yield from ((f"{name}.{each}", vars(value)[each]) for each in names & vars(value).keys())
+        else:
+            yield from _named_in(value, name, names, set())
+
+
+def _named_in(module: types.ModuleType, name: str, names: Set[str], known: Set[int]) -> Iterable[tuple[str, Any]]:
+    """Yield what code may name in a Python module that is not installed, and in those inside it: `package.part.f`."""
+    if id(module) in known or _is_installed(module):
+        return
+    for each in sorted(names & vars(module).keys()):
+        value = vars(module)[each]
+        if isinstance(value, types.ModuleType):
+            yield from _named_in(value, f"{name}.{each}", names, {*known, id(module)})
+        else:
+            yield f"{name}.{each}", value
 
 
 class _Other:
@@ -253,16 +268,20 @@ def _is_followed(value: Any) -> bool:
     return (hasattr(value, "tobytes") and hasattr(value, "dtype")) or not _is_installed(type(value))
 
 
-def _function_of(member: Any) -> types.FunctionType | None:
-    """Return the function behind a member of a class; None where there is none."""
-    for name in ("__func__", "fget", "func", "__wrapped__"):  # of static methods, properties, cached ones
+def _held_by_member(member: Any) -> Any:
+    """Return what a member of a class holds: the function of a property, a partial for a partialmethod."""
+    if isinstance(member, functools.partialmethod):
+        return functools.partial(cast("Any", member.func), *member.args, **member.keywords)
+    for name in ("__func__", "fget", "func"):  # of static and class methods, properties, cached ones
         member = getattr(member, name, member)
-    return member if isinstance(member, types.FunctionType) else None
+    return member
 
 
 def _wrapped_by(function: types.FunctionType) -> list[Any]:
     """Return the functions that an installed one, such as what `torch.no_grad()` makes of a function, calls."""
     wrapped = getattr(function, "__wrapped__", None)
+    if hasattr(function, "registry") and hasattr(function, "dispatch"):  # of functools.singledispatch
+        return [wrapped, dict(cast("Any", function).registry)]
     if wrapped is not None:
         return [wrapped]
     held = (contents_of_cell(cell, None) for cell in function.__closure__ or ())

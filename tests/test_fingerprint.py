@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from featx.fingerprint import fingerprint
+from featx.fingerprint import fingerprint, fingerprint_of_modules
 
 HELPERS = """
 from torch import nn
@@ -236,3 +236,54 @@ def test_what_use_changes_does_not_count() -> None:
     draws = np.random.default_rng()
     assert fingerprint(draws) == fingerprint(np.random.default_rng())
     assert fingerprint(torch.Generator().manual_seed(1)) == fingerprint(torch.Generator())
+
+
+FACTORS = {
+    "a decorator": (
+        "import functools\n"
+        "def scaled(f):\n"
+        "    @functools.wraps(f)\n"
+        "    def wrapper(*args):\n"
+        "        return f(*args) * 2\n"
+        "    return wrapper\n",
+        "@deco.scaled\n    def forward(self, x):\n        return x",
+    ),
+    "a module inside a package": ("", "def forward(self, x):\n        return deco.part.scaled(x)"),
+    "an implementation of a generic function": (
+        "import functools\n"
+        "@functools.singledispatch\n"
+        "def scaled(x):\n"
+        "    return x\n"
+        "@scaled.register\n"
+        "def _(x: int):\n"
+        "    return x * 2\n",
+        "def forward(self, x):\n        return deco.scaled(x)",
+    ),
+    "a partial method": (
+        "",
+        "def _scaled(self, x, by):\n        return x * by\n    forward = partialmethod(_scaled, by=2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", FACTORS)
+def test_a_factor_counts_wherever_it_stands(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deco, forward = FACTORS[way]
+
+    def made(factor: str, place: str) -> str:
+        folder = tmp_path / place / "deco"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(deco.replace("2", factor))
+        (folder / "part.py").write_text(f"def scaled(x):\n    return x * {factor}\n")
+        (tmp_path / place / "model.py").write_text(
+            "from functools import partialmethod\nimport deco.part\nfrom torch import nn\n"
+            f"class Model(nn.Module):\n    {forward.replace('2', factor)}\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path / place)
+        for name in [name for name in sys.modules if name.split(".")[0] in ("deco", "model")]:
+            monkeypatch.delitem(sys.modules, name)
+        return fingerprint_of_modules(importlib.import_module("model").Model())
+
+    first = made("2", "first")
+    assert made("2", "again") == first
+    assert made("3", "changed") != first

@@ -120,7 +120,13 @@ def _run(extractor: DualGraphModule, images: torch.Tensor, batch: int) -> dict[s
         for each in bar:
             with of_model("these images"):
                 parts.append(extractor(each))
-    not_tensors = [key for key, value in parts[0].items() if not isinstance(value, torch.Tensor)]
-    if not_tensors:
-        raise UserError(f"'{not_tensors[0]}' is no tensor; name a value inside it")
+    for part, given in zip(parts, images.split(batch), strict=True):
+        for key, value in part.items():
+            if not isinstance(value, torch.Tensor):
+                raise UserError(f"'{key}' is no tensor; name a value inside it")
+            if value.dim() == 0 or len(value) != len(given):
+                raise UserError(
+                    f"'{key}' has the shape {tuple(value.shape)} for {len(given)} images, and no row for each; ask for "
+                    "a value that is computed from the images"
+                )
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

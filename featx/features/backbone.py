@@ -57,11 +57,12 @@ class Backbone(DualGraphModule):
             until: a key of the result, a stride, or the name of a node of the model such as `"layer2"`.
 
         Raises:
-            RequestError: the backbone has no such map.
+            RequestError: the backbone has no such map, or a request or an edit looks into a batch norm before it.
             NodeNameError: the backbone has no such node.
             ArgumentTypeError: `until` is something else.
         """
         targets = self._targets_until(until)
+        self._check_norms(targets)
         for path in targets:
             value: Any = self
             for part in path.split("."):
@@ -84,7 +85,11 @@ class Backbone(DualGraphModule):
         """Let all batch norms stay in eval mode until `unfreeze`, train their parameters no more, and return this.
 
         They normalize by their running statistics, which of a network that was never trained are 0 and 1.
+
+        Raises:
+            RequestError: a request or an edit looks into a batch norm, whose statistics the graph writes then.
         """
+        self._check_norms(self.meta.get("opened_norms", ()))
         self._freeze_norms(name for name, _ in self.named_modules())
         return self
 
@@ -102,6 +107,16 @@ class Backbone(DualGraphModule):
         for path in self.meta.get("frozen_norms", ()):
             modules[path].training = False
         return self
+
+    def _check_norms(self, targets: Iterable[str]) -> None:
+        """Raise where what is frozen belongs to a batch norm of which only the parts are called."""
+        opened: list[str] = self.meta.get("opened_norms", [])
+        inside = next((norm for path in targets for norm in opened if f"{path}.".startswith(f"{norm}.")), None)
+        if inside is not None:
+            raise RequestError(
+                f"the batch norm '{inside}' cannot stay in eval mode, because something inside it is asked for or "
+                f"edited; ask for '{inside}' itself"
+            )
 
     def _freeze_norms(self, paths: Iterable[str]) -> None:
         modules = dict(self.named_modules())
@@ -250,9 +265,12 @@ def create_backbone(
     backbone = cast("Backbone", build(model, {True: request, False: request}, options, tracing.inputs.used))
     for mode, infos in backbone.meta["feature_info"].items():
         backbone.meta["feature_info"][mode] = FeatureInfos(
-            [_declared(info, chosen.get(info.key), layout) for info in infos]
+            [_declared(info, chosen.get(info.key), layout, is_edited=edits is not None) for info in infos]
         )
     backbone._show_infos()
+    parts = dict(backbone.named_modules())
+    norms = [name for name, module in model.named_modules() if isinstance(module, _Norm)]
+    backbone.meta["opened_norms"] = [name for name in norms if name in parts and not isinstance(parts[name], _Norm)]
     return backbone.freeze_batch_norm() if frozen_batch_norm else backbone
 
 
@@ -265,12 +283,13 @@ def _feature(key: str, stage: Stage, layout: Layout, *, apart: bool) -> Feature:
     )  # fmt: skip
 
 
-def _declared(info: FeatureInfo, stage: Stage | None, layout: Layout) -> FeatureInfo:
+def _declared(info: FeatureInfo, stage: Stage | None, layout: Layout, *, is_edited: bool) -> FeatureInfo:
     if stage is None:
         return info
     if stage.to_map is not None:
         info = replace(info, layout=layout, channels=stage.channels)
-    return replace(info, stride=stage.stride)
+    is_measured = is_edited and info.stride is not None  # an edit may have scaled the map
+    return info if is_measured else replace(info, stride=stage.stride)
 
 
 class InLayout(nn.Module):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from featx.ir.effects import Effects
 from featx.ir.memory import MemoryGroups
+from featx.ir.repeatable import may_write_literal
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -44,7 +45,7 @@ class _LastingEffects:
         effects = self._effects.of(node)
         if effects.is_check or effects.is_random or effects.changes_global_state:
             return True
-        if effects.writes_state or effects.leaves_attributes:
+        if effects.writes_state or effects.leaves_attributes or may_write_literal(node, effects):
             return True
         memory = self._memory
         if memory is None:

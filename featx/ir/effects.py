@@ -17,10 +17,20 @@ import torch
 from torch import nn
 
 from featx.ir.arguments import nodes_in
+from featx.ir.callables import has_own_name, is_given_code, is_reading_builtin, is_switch
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, first_argument, is_magic, is_set, is_written
+from featx.ir.operator_facts import (
+    draws_now,
+    facts_of,
+    facts_of_call,
+    first_argument,
+    is_magic,
+    is_set,
+    is_written,
+    name_of,
+)
 from featx.ir.paths import held_at, module_at
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
@@ -31,10 +41,13 @@ if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
-# Functions of torch that change how later code runs.
-_GLOBAL_STATE = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "set_grad_enabled", "manual_seed"})
 # Modules of Python whose functions never write their arguments.
-_PURE_MODULES = frozenset({"math", "builtins", "collections", "functools", "itertools", "typing", "dataclasses"})
+_PURE_MODULES = frozenset({"math", "collections", "functools", "itertools", "typing", "dataclasses"})
+# What operators of Python and methods with such names do besides those that write or give a view: they compute.
+_COMPUTING = frozenset(name for name in vars(operator) if name not in ("call", "iconcat")) | frozenset(
+    "bool int float complex round divmod len hash repr str format reversed dir sizeof trunc floor ceil "
+    "array_priority".split()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +192,7 @@ class Effects:
 
     def _of_function(self, node: Node, function: Callable[..., Any]) -> CallEffects:
         if is_marked(function) or has_borrowed_name(function):
-            inputs = _nodes(node)
-            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
+            return dataclasses.replace(_unknown(node), writes_state=True)
         name = qualified_name(function)
         module, _, short = name.rpartition(".")
         if name in _CHECKS or is_runtime_check(function):
@@ -189,16 +201,17 @@ class Effects:
             return _NOTHING
         if any(function is each for each in _REBUILDING):
             return CallEffects(shares=_nodes(node))
-        is_switch = short in _GLOBAL_STATE and name.startswith("torch.")
-        if is_switch or name.startswith("torch.ops.profiler."):
+        if name.startswith("torch.ops.profiler.") or (name.startswith("torch.") and is_switch(short)):
             return CallEffects(changes_global_state=True)
-        if module == "operator":
-            return _of_python_operator(node, short, self._sequences)
-        if isinstance(function, type) or name == "getattr":
-            return CallEffects(shares=_nodes(node))
         if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return self._of_overloads(node, function)
-        if not module or module.split(".")[0] in _PURE_MODULES:
+        if not has_own_name(function) or is_given_code(node):
+            return _unknown(node)
+        if module == "operator":
+            return _of_python_operator(node, short, self._sequences)
+        if isinstance(function, type) or module.split(".")[0] in _PURE_MODULES:
+            return CallEffects(shares=_nodes(node))
+        if not module and is_reading_builtin(short):
             return CallEffects(shares=_nodes(node))
         if module == "torch" or module.startswith(("torch.nn.functional", "torch._C", "torch.Tensor", "torch.ops")):
             return self._of_operator(node, short)
@@ -208,7 +221,7 @@ class Effects:
             writes = _first_node(node) if is_init or short.endswith("_") else ()
             is_random = is_init or _is_random(node, short)
             return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node), is_random=is_random)
-        return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
+        return _unknown(node)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:
         facts = facts_of(name)
@@ -271,10 +284,10 @@ class Effects:
         module = self.module_of(node)
         inputs = _nodes(node)
         if module is None:
-            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
+            return dataclasses.replace(_unknown(node), writes_state=True)
         parts = list(module.modules()) if module._modules else [module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
-            return CallEffects(writes=inputs, shares=inputs, is_opaque=True, is_random=True, writes_state=True)
+            return dataclasses.replace(_unknown(node), writes_state=True)
         writes, shares = module_effects(module)
         return CallEffects(
             writes=inputs if writes else (),
@@ -289,21 +302,30 @@ def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> C
     if name in ("setitem", "delitem"):
         # A dict or list that gets a value holds its memory from then on.
         return CallEffects(writes=_first_node(node), shares=_nodes(node))
+    if name == "iconcat":
+        return CallEffects(writes=_first_node(node), shares=_nodes(node))
     if name in ("add", "iadd", "concat") and any(_is_sequence(value, sequences) for value in node.args):
         return CallEffects(writes=_first_node(node) if name == "iadd" else (), shares=_nodes(node))
-    if facts_of(name).writes_first:
+    if facts_of(name).writes_first or name == "next":
         return CallEffects(writes=_first_node(node), shares=_first_node(node))
-    if name in ("getitem", "pos"):
+    if name in ("getitem", "pos", "iter", "array"):
         return CallEffects(shares=_first_node(node))
-    return _NOTHING
+    is_known = name in _COMPUTING or name.removeprefix("r") in _COMPUTING
+    return _NOTHING if is_known else _unknown(node)
+
+
+def _unknown(node: Node) -> CallEffects:
+    """Return the effects of code that may do anything with what it is given."""
+    return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
 
 def _statistics(node: Node) -> tuple[Node, ...]:
     options = (*node.args[5:6], node.kwargs.get("training"), node.kwargs.get("use_input_stats"))
-    if any(option is False for option in options):  # they are only read
+    name = name_of(node.target)
+    if any(option is False for option in options) and not name.endswith("update_stats"):  # they are only read
         return ()
     # F.batch_norm(input, mean, variance, ...), but torch.batch_norm(input, weight, bias, mean, variance, ...).
-    first = 1 if inspect.isfunction(node.target) else 3
+    first = 1 if inspect.isfunction(node.target) or name.endswith("update_stats") else 3
     values = [node.kwargs.get("running_mean"), node.kwargs.get("running_var"), *node.args[first : first + 2]]
     return tuple(value for value in values if isinstance(value, Node))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -136,6 +136,14 @@ class MemoryGroups:
             group = self.kept_by(node)
             for part in _held(root, node.target):
                 self._join(holders.setdefault(part, group), group)
+
+    def join_written_inputs(self, others: Iterable[Node] = ()) -> None:
+        """Join the inputs of the graph where one of them, or of `others`, may be written: two may be one tensor."""
+        inputs = [node for node in self._graph.nodes if node.op == "placeholder"]
+        written = self.written().union(map(self.of, others))
+        if any(self.of(node) in written for node in inputs):
+            for node in inputs:
+                self.join(inputs[0], node)
 
     def _find(self, group: int) -> int:
         parents = self._parents

@@ -30,7 +30,10 @@ _RANDOM_IN_TRAINING = {
 _DROPOUT_AT = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 _HOOK_METHODS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 # The ends of their names: `native_batch_norm` is one.
-_WRITE_STATISTICS = ("batch_norm", "instance_norm")
+_WRITE_STATISTICS = (
+    "batch_norm", "instance_norm", "batch_norm_impl_index", "batch_norm_update_stats", "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
+)  # fmt: skip
 _INPLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul truediv floordiv mod pow lshift rshift and or xor matmul div".split()
 )

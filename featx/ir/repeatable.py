@@ -12,12 +12,12 @@ from torch import nn
 
 from featx.ir.module_effects import module_writes_state
 from featx.ir.names import has_borrowed_name, qualified_name
-from featx.ir.operator_facts import facts_of
+from featx.ir.operator_facts import facts_of, facts_of_call
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import PURE_OPERATORS
 
 if TYPE_CHECKING:
-    from featx.ir.effects import Effects
+    from featx.ir.effects import CallEffects, Effects
     from featx.ir.node import Node
 
 # Functions of Python, and methods of tensors that are no operators, whose result depends on their arguments alone.
@@ -42,7 +42,7 @@ class RepeatableCalls:
     def has(self, node: Node) -> bool:
         """Say whether `node` is one of them; reads of attributes are. O(its arguments)."""
         effects = self._effects.of(node)
-        if self._effects.is_impure(node) or effects.is_opaque or _may_write_literal(node):
+        if self._effects.is_impure(node) or effects.is_opaque or may_write_literal(node, effects):
             return False
         if node.op == "call_module":
             module = self._effects.module_of(node)
@@ -88,13 +88,14 @@ def may_draw(module: nn.Module) -> bool:
     )
 
 
-def _may_write_literal(node: Node) -> bool:
-    # Effects are those on nodes; a tensor that stands in the arguments can be written too.
-    if node.op == "get_attr" or not any(
-        isinstance(value, torch.Tensor) for value in (*node.args, *node.kwargs.values())
-    ):
+def may_write_literal(node: Node, effects: CallEffects) -> bool:
+    """Say whether a call may write a tensor that stands in its arguments; its effects are those on nodes."""
+    values = (*node.args, *node.kwargs.values())
+    if node.op == "get_attr" or not any(isinstance(value, torch.Tensor) for value in values):
         return False
-    return node.op == "call_module" or "out" in node.kwargs or "inplace" in _parameters(node.target)
+    if node.op == "call_module" or effects.is_opaque or "out" in node.kwargs or "inplace" in _parameters(node.target):
+        return True
+    return facts_of_call(node).writes_first
 
 
 def _parameters(target: Any) -> Iterable[str]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from featx.errors import MissingExtraError, OptimizationError
 from featx.interop.exported import writes_what_it_is_given
+from featx.optimization.integers import integers_of_tables
 from featx.tree import tensors_in, tree_leaves, tree_map
 
 # Integers of 64 bits are ones of 32 there, and so are floats.
@@ -41,8 +42,9 @@ class OpenVINORunner:
     Each form of the inputs (shapes, dtypes, strides, and what is no tensor) is exported by `torch.export` and compiled
     in its first call, which takes seconds, and OpenVINO keeps a copy of the weights for it. The extractor itself is
     called where a form cannot be exported, under autocast, where two inputs are one tensor, and for what OpenVINO would
-    not take as it is: integers beyond 32 bits, float64, tensors of other classes or of no elements. Threads may call at
-    the same time.
+    not take as it is: integers beyond 32 bits or that no table of embeddings has, float64, tensors of other classes or
+    of no elements. So are programs that compute integers, or look up values by those of inputs. Threads may call at the
+    same time.
 
     Args:
         extractor: in eval mode. For each input of one form it returns tensors in one structure.
@@ -114,6 +116,9 @@ def _compile(extractor: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         raise OptimizationError("of floats, only those of 32 bits are computed as they are")
     if writes_what_it_is_given(program):
         raise OptimizationError("a call writes a buffer or an input")
+    tables = integers_of_tables(program)
+    if tables is None:
+        raise OptimizationError("integers are computed, or values are looked up by integers of inputs")
     model: Any = openvino.convert_model(program)
     if len(model.inputs) != len(tensors) or len(model.outputs) != len(dtypes):
         raise OptimizationError("an input is used nowhere, or a value is returned twice")
@@ -123,13 +128,21 @@ def _compile(extractor: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     of_thread = threading.local()  # a request of OpenVINO serves one thread at a time
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        values = tensors_in((args, kwargs))
+        if any(not _are_rows(values[place], count) for place, count in tables):
+            return extractor(*args, **kwargs)
         if not hasattr(of_thread, "request"):
             of_thread.request = compiled.create_infer_request()
-        given = [tensor.detach().contiguous().numpy() for tensor in tensors_in((args, kwargs))]
+        given = [tensor.detach().contiguous().numpy() for tensor in values]
         found = of_thread.request.infer(given, share_inputs=True)
         return _with_tensors(result, (torch.from_numpy(found[at]).to(dtype) for at, dtype in enumerate(dtypes)))
 
     return run
+
+
+def _are_rows(numbers: torch.Tensor, count: int) -> bool:
+    low, high = map(int, numbers.aminmax())
+    return low >= 0 and high < count
 
 
 def _with_tensors(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:

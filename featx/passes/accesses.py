@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from featx.ir.effects import Effects
-from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
 from featx.ir.repeatable import RepeatableCalls, depends_on_mode, is_known_module, may_draw
@@ -31,7 +30,7 @@ class Accesses:
         self.repeatable = RepeatableCalls(self.effects)
         self._memory = MemoryGroups(graph, self.effects)
         self._memory.join_shared_state(gm)
-        self._join_inputs(graph)
+        self._memory.join_written_inputs()
         self._known: dict[str, bool] = {}
         # The cells of what the model keeps.
         self.state = {self.cell_of(node) for node in graph.nodes if node.op == "get_attr"}
@@ -144,11 +143,3 @@ class Accesses:
             module = self.effects.module_of(node)
             known = self._known[node.target] = module is not None and is_known_module(module)
         return known
-
-    def _join_inputs(self, graph: Graph) -> None:
-        memory = self._memory
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        written = {memory.of(target) for node in graph.nodes for target in self.effects.of(node).writes}
-        if any(memory.of(node) in written for node in inputs):
-            for node in inputs:
-                memory.join(inputs[0], node)

@@ -34,6 +34,8 @@ class Timeline:
         self._effects = effects
         self._memory = memory = MemoryGroups(graph, effects)
         memory.join_shared_state(root)
+        changes = list(changes)
+        memory.join_written_inputs(changes)
         self._positions = {node: position for position, node in enumerate(graph.nodes)}
         self._writes: defaultdict[int, list[int]] = defaultdict(list)
         self._draws: list[int] = []

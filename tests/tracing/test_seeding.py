@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import featx
-from featx.tracing.calls import torch_calls
+from featx.tracing.environment import generators
 from featx.tracing.environment.generators import TorchGenerator
 
 
@@ -42,12 +42,14 @@ def test_seed_that_is_there_already_counts_where_calls_are_seen(change: Callable
 
 
 @pytest.mark.parametrize("is_drawn_from", [False, True])
-def test_what_a_trace_leaves_is_put_back_though_another_thread_has_run(is_drawn_from: bool) -> None:
+def test_what_a_trace_leaves_is_put_back_though_another_thread_has_run(
+    is_drawn_from: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generators, "is_only_thread", lambda: True)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     generator = TorchGenerator()
-    torch.rand(1)  # as a trace does, so that seeding can be told
-    generator.note(is_own=True)
+    generator.note()
 
     has_run, is_over = threading.Event(), threading.Event()
 
@@ -104,7 +106,7 @@ class Seeds(nn.Module):
 
 def test_seed_that_is_there_already_is_noticed_by_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     # Others may draw from the generator, and a trace leaves it alone then.
-    monkeypatch.setattr(torch_calls, "is_only_thread", lambda: True)
+    monkeypatch.setattr(generators, "is_only_thread", lambda: True)
     model = Seeds().eval()
     for seed in (3, 4):
         x = torch.rand(2, 4)
@@ -113,3 +115,32 @@ def test_seed_that_is_there_already_is_noticed_by_a_trace(monkeypatch: pytest.Mo
         with pytest.raises(featx.TraceError, match="forward seeds torch's random generator"):
             featx.create_feature_extractor(model, ["inner.1", "output"], example_inputs=x)
         assert torch.equal(torch.get_rng_state(), before)
+
+
+def _restores(x: torch.Tensor) -> torch.Tensor:
+    state = torch.get_rng_state()
+    first = torch.rand(3)
+    torch.set_rng_state(state)
+    return x + first - torch.rand(3)
+
+
+def _forks(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        first = torch.rand(3)
+    return x + first - torch.rand(3)
+
+
+def _seeds(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(5)
+    return x + torch.rand(3)
+
+
+@pytest.mark.parametrize("function", [_restores, _forks, _seeds])
+def test_a_symbolic_trace_notices_it_and_leaves_the_generator_alone(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generators, "is_only_thread", lambda: True)
+    before = torch.get_rng_state()
+    with pytest.raises(featx.TraceError, match="forward seeds torch's random generator, or puts it back"):
+        featx.symbolic_trace(function)
+    assert torch.equal(torch.get_rng_state(), before)

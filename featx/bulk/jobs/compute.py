@@ -41,8 +41,8 @@ class Runner:
         self._extractor = extractor
         self._late = late
         self.device = device
-        # That of the exact extractor, of which an optimized one makes its own.
-        self._dtype = dtype_of_weights(extractor)
+        # To which floats are cast; None where the model takes them as they are. An optimized extractor casts its own.
+        self._dtype: torch.dtype | None = None
         self.columns: tuple[Column, ...] = ()
         # Smaller batches are filled up to so many samples, for which code was compiled.
         self._filled_to = 0
@@ -77,7 +77,23 @@ class Runner:
         moved = tree_map(
             lambda leaf: leaf.to(self.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch
         )
-        return in_dtype(self._late(moved), self._dtype) if isinstance(moved, torch.Tensor) else moved
+        if not isinstance(moved, torch.Tensor):
+            return moved
+        images = self._late(moved)
+        return images.to(self._dtype) if self._dtype is not None and images.is_floating_point() else images
+
+    def first_features(self, batch: Any) -> Rows:
+        """Return the features of a first batch; where the model does not take it, in the dtype of the weights.
+
+        From then on all batches are cast so.
+        """
+        try:
+            return self.features(batch)
+        except Exception:  # the model's own
+            self._dtype = other_dtype(self._extractor, self.inputs(batch))
+            if self._dtype is None:
+                raise
+            return self.features(batch)
 
     def features(self, batch: Any) -> Rows:
         """Return the features of a batch, on the CPU: copies, since the model may write its buffers in the next one."""
@@ -157,15 +173,11 @@ class Runner:
         return ""
 
 
-def dtype_of_weights(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype that all parameters of floating point have; None where they have several, or there are none."""
+def other_dtype(model: nn.Module, images: Any) -> torch.dtype | None:
+    """Return the one dtype of the weights of a model, where images of floats have another one; else None."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else None
-
-
-def in_dtype(images: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return images in the dtype of a model: those of a half model in half."""
-    return images if dtype is None or not images.is_floating_point() else images.to(dtype)
+    is_of_floats = isinstance(images, torch.Tensor) and images.is_floating_point()
+    return next(iter(dtypes)) if is_of_floats and len(dtypes) == 1 and images.dtype not in dtypes else None
 
 
 def _count(batch: Any) -> int:

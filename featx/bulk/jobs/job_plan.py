@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from featx.bulk.jobs.batch_size import find_batch_size, seconds_of_sample
-from featx.bulk.jobs.compute import Runner, dtype_of_weights, in_dtype
+from featx.bulk.jobs.compute import Runner, other_dtype
 from featx.bulk.jobs.first_sample import FirstSample
 from featx.bulk.jobs.independence import refuse_dependent_rows
 from featx.bulk.jobs.job import Job, hash_of_keys, hash_of_weights
@@ -95,7 +95,8 @@ def make_runner(extractor: Extractor, reader: Reader, sample: FirstSample, *, ch
             other samples of a batch, or is another one each time.
     """
     runner = Runner(extractor, reader.preprocessing.late, device_of(extractor))
-    one, two = (runner.features(stacked([sample.value] * count)) for count in (1, 2))
+    one = runner.first_features(stacked([sample.value]))
+    two = runner.features(stacked([sample.value] * 2))
     runner.set_columns(one, two)
     check_columns(runner.columns)
     if check_rows:
@@ -183,10 +184,19 @@ def _seconds_at(size: int, runner: Runner, example: Any) -> float:
 def _traced(
     model: nn.Module, nodes: Nodes, late: Callable[[torch.Tensor], torch.Tensor], example: Any
 ) -> DualGraphModule:
-    is_image = isinstance(example, torch.Tensor)
-    inputs = in_dtype(late(example.to(device_of(model))), dtype_of_weights(model)) if is_image else example
+    inputs = late(example.to(device_of(model))) if isinstance(example, torch.Tensor) else example
+    dtype = other_dtype(model, inputs)
+
+    def extractor_for(given: Any) -> DualGraphModule:
+        return create_feature_extractor(model, nodes, example_inputs=given, suppress_diff_warning=True)
+
     try:
-        extractor = create_feature_extractor(model, nodes, example_inputs=inputs, suppress_diff_warning=True)
+        try:
+            extractor = extractor_for(inputs)
+        except Exception:  # images of floats, perhaps, and a model in half precision
+            if dtype is None:
+                raise
+            extractor = extractor_for(inputs.to(dtype))
     except FeatxError:
         raise
     except Exception as error:  # the model's own

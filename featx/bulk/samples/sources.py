@@ -40,6 +40,10 @@ class Source(Protocol):
         ...
 
 
+# A column that may have texts or paths has texts if so many of the first ones are no files.
+_TEXTS_TO_LOOK_AT = 8
+
+
 @dataclass(frozen=True)
 class Paths:
     """Files on disk, or at URLs that fsspec reads."""
@@ -51,7 +55,7 @@ class Paths:
     def has_file(self, index: int) -> bool:
         """Say whether a key is a URL, or the path of a file that is there."""
         path = self._path(index)
-        return (is_url(path) and " " not in path) or os.path.exists(path)  # a text may begin with a URL
+        return (is_url(path) and " " not in path) or os.path.isfile(path)  # a text may begin with a URL
 
     def _path(self, index: int) -> str:
         key = self.keys[index]
@@ -100,7 +104,7 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         column: of a table or a data set, the column that has paths or images.
         has_load: whether a function of the user's makes an input of an item. It gets the texts of a column as they are,
             and keys are the numbers of the rows, if the column is named, its name is not a usual one for paths, and the
-            first text is neither a file nor a URL.
+            first texts, eight at most, are neither files nor URLs.
 
     Raises:
         ArgumentTypeError: it is nothing of what is known.
@@ -117,7 +121,7 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         )
         raise ExtractionError(f"there is nothing to extract in {found.kind}{hint}")
     may_have_texts = has_load and column not in (None, *PATH_COLUMNS)
-    if may_have_texts and isinstance(found, Paths) and not found.has_file(0):
+    if may_have_texts and isinstance(found, Paths) and not _are_files(found):
         return Rows([str(number) for number in range(len(found.keys))], found.kind, found.keys, None)
     first: dict[str, int] = {}
     for place, key in enumerate(found.keys):
@@ -131,6 +135,22 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         if not key.isascii() and any("\udc80" <= each <= "\udcff" for each in key):
             raise ExtractionError(f"the name {os.fsencode(key)!r} in {found.kind} is not UTF-8; rename that file")
     return found
+
+
+def _are_files(found: Paths) -> bool:
+    """Say whether the first texts of a column are files or URLs.
+
+    Raises:
+        ExtractionError: some of them are, and others are not.
+    """
+    places = range(min(len(found.keys), _TEXTS_TO_LOOK_AT))
+    are_there = [found.has_file(place) for place in places]
+    if any(are_there) and not all(are_there):
+        raise ExtractionError(
+            f"of the first texts in {found.kind}, '{found.keys[are_there.index(True)]}' is a file that is there, and "
+            f"'{found.keys[are_there.index(False)]}' is none; name the column 'path' if all are paths"
+        )
+    return all(are_there)
 
 
 def _source(source: Any, column: str | None, *, has_load: bool = False) -> Source:

@@ -188,10 +188,12 @@ class Liveness:
 
         And the memory from which these writes would compute: a graph for other inputs has them.
         """
-        guards = {node for node in self.graph.nodes if node.meta.get("missed_state_writes")}
+        guards = {
+            node: node.meta["missed_state_writes"] for node in self.graph.nodes if "missed_state_writes" in node.meta
+        }
         if not guards:
-            return guards, set()
-        pending: set[StateWrite] = set(next(iter(guards)).meta["missed_state_writes"])
+            return set(), set()
+        pending = set[StateWrite]().union(*guards.values())
         stateful = [node for node in self.graph.nodes if node.op in ("get_attr", "call_module")]
         tensors = {node: tensors_at(self._root, [node.target]) for node in stateful}
         read = set[int]().union(*(tensors[node] for node in stateful if node in self.kept))
@@ -204,7 +206,8 @@ class Liveness:
             return set(), set()
         others = [node for node in stateful if not read.isdisjoint(tensors[node])]
         memory = self.memory
-        return guards, {memory.kept_by(node) for node in others}
+        deciding = {node for node, missed in guards.items() if not found.isdisjoint(missed)}
+        return deciding, {memory.kept_by(node) for node in others}
 
     def _guards_ahead_of(self, end: Node) -> set[Node]:
         return {node for node in self.graph.nodes if node.meta.get("is_guard") and node < end}

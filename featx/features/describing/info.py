@@ -225,7 +225,9 @@ class _Known:
             found = self._of_sequence(key, shape, module)
             return None if found == "NLC" and self._may_be_length_first else found
         if sizes is None or len(sizes) not in (dims - 2, 2):
-            return first if sizes is not None or isinstance(module, _FIRST_OF_MAPS) else None
+            # Frames of a video have maps; heads of the tokens of a signal are none.
+            has_maps = isinstance(module, _FIRST_OF_MAPS) or (sizes is not None and len(sizes) == 3)
+            return first if has_maps else None
         if isinstance(module, _FIRST_OF_MAPS):
             return first
         fits = [

@@ -143,9 +143,7 @@ class MeasuredCalls:
         finally:
             self.accept_outer_values(is_measured=is_measured)
             # Whatever the call did to the generator, it will do again.
-            if whole.draws:
-                self._torch_calls.note_draw()
-            elif is_measured:
+            if whole.draws or is_measured:
                 self._torch_calls.generator.note()
             whole.restore_generators()
 

@@ -17,7 +17,6 @@ from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.tensor_reads import TensorReads
 from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
-from featx.tracing.environment.other_threads import is_only_thread
 from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
@@ -298,21 +297,13 @@ class TorchCalls:
             self.check_generator()
         result = self.execute(function, args, kwargs)
         if is_draw:
-            self.note_draw()
+            self.generator.note()
         return result
 
     def start(self) -> None:
         """Let seeding be seen from now on, whatever the state of the generator is."""
         self.kernels.start()
-        self.note_draw()
-
-    def note_draw(self) -> None:
-        """Remember the state in which the next draw should find torch's generator: another one than any seed gives."""
-        is_alone = is_only_thread()
-        if is_alone:  # a trace draws nothing from this generator but here, so that the state tells
-            with torch._C.DisableTorchFunction():
-                torch.empty(1, device="cpu").uniform_()
-        self.generator.note(is_own=is_alone)
+        self.generator.note()
 
     def check_generator(self) -> None:
         """Raise where forward has put torch's generator into another state than that of the last draw."""

@@ -45,7 +45,7 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
         TraceError: the code that does it cannot be followed.
     """
     missed = _missed(request, trace)
-    if missed is not None and not trace.is_real:
+    if not trace.is_real and (missed is not None or _may_write_by_any_code(trace)):
         trace.drop_replica()
         conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
         trace = request.run(trace, conditions)
@@ -57,6 +57,17 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
             f"on, {KEEP_WHOLE_ADVICE}."
         )
     return trace
+
+
+def _may_write_by_any_code(trace: ExampleTrace) -> bool:
+    """Say whether code that did not run may write what the graph reads by a method or a function of any kind."""
+    if trace.early_stop_reason is None:
+        return False
+    read = _within_reach(_read_tensors(trace.graph, trace.model_context), trace)
+    missed = trace.conditional_writes() if read else ()
+    root = trace.model_context.root
+    written = tensors_at(root, chain.from_iterable(write.written for write in missed))
+    return not written.isdisjoint(tensors_at(root, read))
 
 
 def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from featx.tracing.environment.other_threads import OtherThreads
+from featx.tracing.environment.other_threads import OtherThreads, is_only_thread
 from featx.tracing.signals import ThreadInterference
 from featx.tree import tensors_in
 
@@ -104,15 +104,15 @@ class TorchGenerator:
         """Free the states, 5 KB each, of a trace that is over."""
         self._first = self._expected = self._left = torch.empty(0)
 
-    def note(self, *, is_own: bool = False) -> None:
-        """Take the present state as what the next draw should find.
-
-        Args:
-            is_own: this thread has brought the generator into it, and there is no other one that could have drawn.
-        """
+    def note(self) -> None:
+        """Take a state that no seed gives as what the next draw should find; the present one beside other threads."""
+        is_alone = is_only_thread()
+        if is_alone:  # a trace draws nothing from this generator but here, so that the state tells
+            with torch._C.DisableTorchFunction():
+                torch.empty(1, device="cpu").uniform_()
         self._is_set = self._is_seeded = False
         self._expected = torch.get_rng_state()
-        if is_own:
+        if is_alone:
             self._left = self._expected
 
     def was_set(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -21,6 +21,7 @@ from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.reachable import functions_reached
 from featx.tracing.source_uses.code_queries import asks_for_key
+from featx.tracing.source_writes.conditional_writes import conditional_writes
 from featx.tracing.source_writes.state_writes import StateWrite, missed_state_writes
 
 
@@ -106,9 +107,16 @@ class FinalChecks:
         Args:
             failed_path: the path of the innermost module that failed, where forward ended early; else "".
         """
+        return self._possible_writes(missed_state_writes, failed_path)
+
+    def conditional_writes(self, failed_path: str) -> frozenset[StateWrite]:
+        """Return what their code under conditions may write in ways that are not followed one by one."""
+        return self._possible_writes(conditional_writes, failed_path)
+
+    def _possible_writes(self, find: Callable[..., set[StateWrite]], failed_path: str) -> frozenset[StateWrite]:
         opened = self._state_checks.opened_modules
         found = (
-            missed_state_writes(module, path, self._recorder.written_at)
+            find(module, path, self._recorder.written_at)
             for module, path in self._state_checks.paths.items()
             if module in opened or f"{failed_path}.".startswith(f"{path}.")
         )

@@ -33,6 +33,7 @@ from featx.tracing.model_state.attribute_changes import AttributeChanges
 from featx.tracing.model_state.hidden_attributes import hide
 from featx.tracing.model_state.tensor_attributes import TensorAttributes
 from featx.tracing.nodes.module_output import mark_output
+from featx.tracing.recording.guard_nodes import is_about_values
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
@@ -274,14 +275,22 @@ class ExampleTrace:
 
     def _mark_decisions_about_state(self) -> None:
         """Note on each guard what other decisions might have written of the model's state."""
+        guards = [node for node in self.graph.nodes if node.meta.get("is_guard")]
+        about_values = {node for node in guards if is_about_values(node)}
         missed = self.missed_state_writes()
-        for node in self.graph.nodes if missed else ():
-            if node.meta.get("is_guard"):
-                node.meta["missed_state_writes"] = missed
+        conditional = self.conditional_writes() if about_values else frozenset[StateWrite]()
+        for node in guards:
+            found = missed | conditional if node in about_values else missed
+            if found:
+                node.meta["missed_state_writes"] = found
 
     def missed_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
         return self.final_checks.missed_state_writes(self.module_calls.failed_module_path)
+
+    def conditional_writes(self) -> frozenset[StateWrite]:
+        """Return what code of opened modules, that did not run, may write by methods and functions of any kind."""
+        return self.final_checks.conditional_writes(self.module_calls.failed_module_path)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         context = self.model_context

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from featx.ir.form import computes_form, reads_form
 from featx.ir.node import Node
 from featx.tracing.guards.forms import attributes_given_to, form_of, form_of_result
 from featx.tracing.guards.guards import (
@@ -83,3 +84,14 @@ class GuardNodes:
     def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
         added = self._recorder.add_unnamed_node("call_function", check, (node, *arguments), {})
         added.meta["is_guard"] = added.meta["is_form_check"] = True
+
+
+def is_about_values(guard: Node) -> bool:
+    """Say whether a check is one of a decision that Python makes by values, and not by sizes or dtypes alone."""
+    pending = list(guard.all_input_nodes) if guard.target is check_decision else []
+    while pending:
+        node = pending.pop()
+        if not computes_form(node):
+            return True
+        pending += [] if reads_form(node) else node.all_input_nodes
+    return False

@@ -32,7 +32,7 @@ from featx.tracing.source_writes.argument_use import argument_use
 _Chain = tuple[str, ...]
 _CALL = "()"
 # Methods of modules that give their tensors.
-_GIVING_STATE = frozenset(
+GIVING_STATE = frozenset(
     "parameters named_parameters buffers named_buffers modules named_modules children named_children state_dict "
     "get_parameter get_buffer get_submodule".split()
 )
@@ -79,6 +79,12 @@ def missed_state_writes(module: nn.Module, path: str, written_at: Collection[Lin
     return found
 
 
+def may_write_state(module: nn.Module) -> bool:
+    """Say whether code of a module itself may write its parameters and buffers."""
+    kind = type(module)
+    return bool(_writes_of(kind, module.__dict__.get("forward", kind.forward)))
+
+
 def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
     """Return the lines at which the submodule that `called` leads to may write what it is given."""
     inner = module_at(module, ".".join(called))
@@ -101,7 +107,7 @@ def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterato
                 continue
             if name in owner._parameters or name in owner._buffers:
                 yield ".".join([*steps, name])
-            elif name in _GIVING_STATE:
+            elif name in GIVING_STATE:
                 yield ".".join(steps)
             break  # what a submodule or another method returns, and plain attributes, are taken to be no state
         else:

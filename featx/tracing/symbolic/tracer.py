@@ -17,10 +17,12 @@ from torch.overrides import TorchFunctionMode
 from featx.errors import FeatxError, ModulePathError, TraceError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
+from featx.ir.module_effects import module_draws
 from featx.ir.node import Node, Target
-from featx.ir.operator_facts import facts_of, facts_of_call
+from featx.ir.operator_facts import facts_of, facts_of_call, name_of
 from featx.tracing.environment.autocast_state import autocast_nesting
 from featx.tracing.environment.compiler import not_compiled
+from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.file_globals.caches import Caches
@@ -37,7 +39,7 @@ from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
 from featx.tracing.replica.replica import Replica, replica_of
-from featx.tracing.signals import Untraceable
+from featx.tracing.signals import ThreadInterference, Untraceable
 from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
@@ -100,6 +102,7 @@ class Tracer(TracerBase):
         self._states: dict[nn.Module, ModuleState] = {}
         self._training: dict[nn.Module, bool] = {}
         self._modes = _modes()
+        self._generator: TorchGenerator | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
         twin = type(self).__new__(type(self))
@@ -181,23 +184,28 @@ class Tracer(TracerBase):
         return self.graph
 
     def _record(self, function: Callable[..., Any], concrete_args: Any, passing: PassThroughs) -> None:
-        modes = ThreadModes()
+        modes, generator = ThreadModes(), TorchGenerator()
 
         def restore() -> None:
             modes.leave()
             passing.uninstall()
+            generator.restore()
 
         try:
             try:
+                generator.note()
+                self._generator = generator
                 passing.install(self._refuse_draw)
                 # Gradients are on, or a `no_grad` of the model would change nothing, and not be seen.
                 modes.enter(_FunctionMode(self), None, gradients=True)
                 with raised_recursion_limit(nesting_depth_of(self.submodule_paths.values())):
                     self._run(function, concrete_args)
+                self._check_generator()
             finally:
                 restore()
         finally:
             restore()  # again: an interrupt may have ended the first one
+            self._generator = None
 
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
         self._keep_state(self._twins[self.root])
@@ -232,6 +240,23 @@ class Tracer(TracerBase):
             self._check_buffers(module)
         for module in self._training:
             self._check_mode(module)
+
+    def _note_draw(self) -> None:
+        """Note that what is recorded now will draw, so that what puts torch's generator back after it is seen."""
+        self._check_generator()
+        if self._generator is not None:
+            self._generator.note()
+
+    def _check_generator(self) -> None:
+        try:
+            was_set = self._generator is not None and self._generator.was_set()
+        except ThreadInterference:  # or another thread has seeded it
+            was_set = True
+        if was_set:
+            raise TraceError(
+                f"cannot trace {self.root_module_name}: {SETS_GENERATOR} and a graph would not. Seed before the call "
+                "of the model"
+            )
 
     def _check_mode(self, module: nn.Module) -> None:
         if mode_of(module) != self._training[module]:
@@ -317,6 +342,8 @@ class Tracer(TracerBase):
             if self.is_leaf_module(m, path):
                 if mode_of(twin) is not self._training[twin]:
                     self._check_mode(twin)
+                if any(isinstance(part, torch.jit.ScriptModule) or module_draws(part) for part in twin.modules()):
+                    self._note_draw()
                 return self.create_proxy("call_module", path, args, kwargs)
             if self.refuses_questions and has_backward_hooks(m):
                 raise TraceError(
@@ -361,6 +388,8 @@ class Tracer(TracerBase):
             raise refusal(self, TraceError, what, "make the module that does it a leaf, or enter it around the model")
         if self.check_mutable_operations and kind in ("call_function", "call_method"):
             self._refuse_write(target, kwargs)
+        if kind in ("call_function", "call_method") and facts_of(name_of(target)).draws:
+            self._note_draw()
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         node.meta["nn_module_stack"] = self.scope.stack
         self.node_name_to_scope[node.name] = self.scope.place

@@ -1,0 +1,209 @@
+"""Find code under conditions that may write state of a model in ways that `state_writes` does not follow one by one.
+
+Methods of submodules and of other objects, functions that get a module, and attributes that are set: what they write is
+not looked for, and counts as any tensor of the module that has them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import nn
+
+from featx.ir.module_effects import module_writes_state
+from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.source.assignments import assigned_values
+from featx.tracing.source.calls import name_called
+from featx.tracing.source.frames import Line
+from featx.tracing.source.location import definition_of
+from featx.tracing.source.parameters import Parameters
+from featx.tracing.source.reachable import functions_reached
+from featx.tracing.source_writes.state_writes import GIVING_STATE, StateWrite, may_write_state
+
+# The attributes between a module and an object that it has, and `_ITEM` for an item of what they lead to.
+_Chain = tuple[str, ...]
+_ITEM = "[]"
+_WRITE_STATISTICS = ("batch_norm", "instance_norm")
+# Methods that a module has from torch and that write its tensors or its mode.
+_WRITING = frozenset(
+    "apply load_state_dict to float double half bfloat16 type cpu cuda requires_grad_ train eval zero_grad "
+    "register_buffer register_parameter __setattr__ __delattr__".split()
+)
+# Methods that only read what objects of Python and modules hold.
+_READING = GIVING_STATE | frozenset(
+    "get items keys values copy index count startswith endswith split join lower upper format item tolist numpy size "
+    "dim numel forward extra_repr get_extra_state get_parameter debug info warning error exception log isdisjoint "
+    "issubset union intersection bit_length is_integer".split()
+)
+_ITERATING = frozenset("enumerate getattr iter list next reversed sorted tuple vars zip".split())
+_BUILTINS = frozenset(vars(builtins)) - {"map", "filter", "setattr", "delattr"}
+
+
+class _Use(NamedTuple):
+    """What a place does with what a chain leads to: calls its `method`, passes it on or sets it."""
+
+    lines: frozenset[Line]
+    chain: _Chain
+    method: str = ""
+    is_set: bool = False
+
+
+def conditional_writes(module: nn.Module, path: str, written_at: Collection[Line | None]) -> set[StateWrite]:
+    """Return what code of `module` under conditions may write of the state, and did not write in a run.
+
+    O(submodules), and code of a class that is new.
+
+    Args:
+        module: one whose code was traced.
+        path: where it is in the traced model.
+        written_at: the lines that wrote something in place.
+    """
+    kind = type(module)
+    if kind.__module__.startswith("torch."):
+        return set()
+    owners = {
+        owner
+        for use in _uses_of(kind, module.__dict__.get("forward", kind.forward))
+        if use.lines.isdisjoint(written_at) and (owner := _owner(module, path, use)) is not None
+    }
+    return {StateWrite(frozenset({owner}), frozenset()) for owner in owners}
+
+
+def _owner(module: nn.Module, path: str, use: _Use) -> str | None:
+    """Return the path of the module whose state a use may write; None where it writes none."""
+    steps = [path] if path else []
+    rest = list(use.chain)
+    while rest and isinstance(inner := module._modules.get(rest[0]), nn.Module):
+        module = inner
+        steps.append(rest.pop(0))
+    owner = ".".join(steps)
+    name = rest[0] if rest else ""
+    if name in module._parameters or name in module._buffers:  # whose writes are followed one by one
+        return f"{owner}.{name}".lstrip(".") if use.is_set else None
+    if use.is_set:
+        return owner
+    if not use.method:  # it is passed on
+        is_module = not rest or name == _ITEM or name in GIVING_STATE
+        return owner if is_module or hasattr(type(module), name) else None
+    if use.method == "__call__":  # of an item
+        return owner if _may_write(module) else None
+    called = None if rest else module._modules.get(use.method)
+    if called is not None:
+        return f"{owner}.{use.method}".lstrip(".") if _may_write(called) else None
+    if use.method in _READING:
+        return None
+    is_own = not use.chain and use.method not in _WRITING  # its code is followed
+    is_of_layer = not rest and is_torch_layer(type(module)) and use.method.startswith("__")
+    return None if is_own or is_of_layer else owner
+
+
+def _may_write(module: nn.Module) -> bool:
+    """Say whether a call of a module may write its state or that of one inside it."""
+    return any(
+        module_writes_state(part) if is_torch_layer(type(part)) else may_write_state(part) for part in module.modules()
+    )
+
+
+@lru_cache(maxsize=1024)
+def _uses_of(kind: type[nn.Module], forward: object) -> tuple[_Use, ...]:
+    found: list[_Use] = []
+    for function, _ in functions_reached(forward, kind):
+        definition = definition_of(function)
+        parameters = None if definition is None else Parameters(definition)
+        if definition is not None and parameters is not None and parameters.positional:
+            own, assigned = parameters.positional[0], assigned_values(definition)
+            variables = (parameters.named | assigned.keys()) - {own}
+            places = _Places(function.__code__.co_filename, own, assigned)
+            found += places.uses(_under_conditions(definition, variables))
+    return tuple(dict.fromkeys(found))
+
+
+class _Places:
+    """Finds the uses of what a module has in the code of one of its methods."""
+
+    def __init__(self, file: str, own: str, assigned: dict[str, list[ast.expr]]) -> None:
+        self._file, self._self, self._assigned = file, own, assigned
+
+    def uses(self, nodes: Iterable[ast.AST]) -> Iterator[_Use]:
+        """Yield the uses in nodes."""
+        for node in nodes:
+            first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None) or 0
+            lines = frozenset((self._file, line) for line in range(first, last + 1))
+            if isinstance(node, ast.Call):
+                yield from self._of_call(node, lines)
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
+                for target in targets:
+                    if isinstance(target, (ast.Attribute, ast.Subscript)):
+                        yield from (_Use(lines, chain, is_set=True) for chain in self._chains(target) if chain)
+
+    def _of_call(self, call: ast.Call, lines: frozenset[Line]) -> Iterator[_Use]:
+        if isinstance(call.func, ast.Attribute):
+            yield from (_Use(lines, chain, call.func.attr) for chain in self._chains(call.func.value))
+        elif isinstance(call.func, ast.Subscript):
+            yield from (_Use(lines, chain, "__call__") for chain in self._chains(call.func))
+        if not (isinstance(call.func, ast.Name) and call.func.id in _BUILTINS):
+            writes = (name_called(call) or "").endswith(_WRITE_STATISTICS)
+            for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+                yield from (_Use(lines, chain, is_set=writes) for chain in self._chains(value))
+
+    def _chains(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> set[_Chain]:
+        """Return the attributes of the module along which an expression leads, up to an item of one.
+
+        Results of other calls are taken to be new.
+        """
+        names: list[str] = []
+        while True:
+            if isinstance(node, ast.Attribute):
+                names.insert(0, node.attr)
+                node = node.value
+            elif isinstance(node, (ast.Subscript, ast.Starred)):
+                names = [_ITEM]
+                node = node.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READING:
+                names = [_ITEM]
+                node = node.func.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ITERATING:
+                return {(*chain, _ITEM) for chain in self._of_each(node.args, seen)}
+            elif isinstance(node, ast.Name) and node.id == self._self:
+                return {tuple(names)}
+            elif isinstance(node, ast.Name) and node.id not in seen:
+                return self._of_each(self._assigned.get(node.id, ()), seen | {node.id})
+            else:
+                return set()
+
+    def _of_each(self, nodes: Iterable[ast.AST], seen: frozenset[str]) -> set[_Chain]:
+        return set[_Chain]().union(*(self._chains(node, seen) for node in nodes))
+
+
+def _under_conditions(definition: ast.AST, variables: Collection[str]) -> Iterator[ast.AST]:
+    """Yield the nodes of which a value of a variable decides whether they run."""
+    for node in ast.walk(definition):
+        if isinstance(node, (ast.If, ast.While)):
+            tests, bodies = [node.test], [*node.body, *node.orelse]
+        elif isinstance(node, ast.IfExp):
+            tests, bodies = [node.test], [node.body, node.orelse]
+        elif isinstance(node, ast.BoolOp):
+            tests, bodies = node.values[:-1], node.values[1:]
+        elif isinstance(node, ast.Match):
+            tests, bodies = [node.subject], [each for case in node.cases for each in case.body]
+        else:
+            continue
+        if any(_names_variable(test, variables) for test in tests):
+            for body in bodies:
+                yield from ast.walk(body)
+
+
+def _names_variable(test: ast.AST, variables: Collection[str]) -> bool:
+    """Say whether a condition asks for the value of a variable, and not whether it is None or of which class."""
+    if isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops):
+        return False
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id in ("isinstance", "hasattr"):
+        return False
+    if isinstance(test, ast.Name):
+        return test.id in variables
+    return any(_names_variable(part, variables) for part in ast.iter_child_nodes(test))

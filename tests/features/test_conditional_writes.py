@@ -1,0 +1,126 @@
+"""State that forward writes under a condition after the requested value, in whatever way it does that."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import featx
+
+SOURCE = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def average(model):
+    model.scale.add_(1)
+
+
+class Helper:
+    def fix(self, buffer):
+        buffer.add_(1)
+
+
+class Codebook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.ones(6))
+
+    def forward(self, x):
+        return x * self.table
+
+    @torch.no_grad()
+    def expire(self):
+        self.table.add_(1)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.book, self.books = Codebook(), nn.ModuleList([Codebook()])
+        self.before, self.after = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("scale", torch.ones(6))
+        self.factor, self.counts, self.helper = 1.0, {"n": 1.0}, Helper()
+
+    def fix(self, buffer):
+        buffer.add_(1)
+
+    def forward(self, x):
+        y = self.books[0](self.book(x)) * self.scale * self.factor * self.counts["n"]
+        y = self.before(y)
+        z = self.after(y)
+        if z.abs().mean() > 50:
+            STATEMENT
+        return z
+"""
+WRITES = [
+    "self.book.expire()",
+    "self.books[0].table.add_(1)",
+    "self.books[-1].expire()",
+    "average(self)",
+    'self.book.load_state_dict({"table": torch.ones(6) * 2})',
+    'self._buffers["scale"].add_(1)',
+    'vars(self)["_buffers"]["scale"].add_(1)',
+    "self.factor = 5.0",
+    'self.counts["n"] = 3.0',
+    "self.scale.add_(1)",
+    '[each.expire() for each in self.modules() if hasattr(each, "expire")]',
+    "for each in self.books: each.expire()",
+    "self.apply(lambda each: each.expire() if isinstance(each, Codebook) else None)",
+    "functional.batch_norm(y, self.scale, self.scale.clone(), training=True)",
+    "Helper().fix(self.scale)",
+    "self.helper.fix(self.scale)",
+    "list(map(self.fix, [self.scale]))",
+]
+HARMLESS = ["z = z * 2", "z = self.after(z)", "z = z.relu()", "z = self.book(z)", "z = z + self.scale.mean()"]
+
+
+def made(statement: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    (folder / "written_model.py").write_text(SOURCE.replace("STATEMENT", statement))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "written_model", raising=False)
+    torch.manual_seed(0)
+    return importlib.import_module("written_model").Model().eval()
+
+
+@pytest.mark.parametrize("adaptive", [False, None])
+@pytest.mark.parametrize("statement", WRITES)
+def test_no_value_is_that_of_a_state_which_the_model_has_changed(
+    statement: str, adaptive: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(statement, tmp_path, monkeypatch)
+    twin, found = copy.deepcopy(model), list[torch.Tensor]()
+    twin.before.register_forward_hook(lambda module, args, result: found.append(result.clone()))
+    extractor = featx.create_feature_extractor(model, ["before"], example_inputs=torch.rand(2, 6), adaptive=adaptive)
+    x = torch.rand(2, 6)
+    twin(x)
+    assert torch.equal(extractor(x)["before"], found[-1])
+    try:
+        for each in (x * 1e4, x):
+            twin(each)
+            assert torch.equal(extractor(each)["before"], found[-1])
+    except featx.TraceError:
+        assert len(found) == 2  # at the input for which the model writes
+    else:
+        assert adaptive is None
+
+
+@pytest.mark.parametrize("statement", HARMLESS)
+def test_what_follows_is_left_out_where_nothing_is_written(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(statement, tmp_path, monkeypatch)
+    extractor = featx.create_feature_extractor(model, ["before"], example_inputs=torch.rand(2, 6))
+    assert "after" not in extractor.code
+    x = torch.rand(2, 6) * 1e4
+    found: list[torch.Tensor] = []
+    model.before.register_forward_hook(lambda module, args, result: found.append(result))
+    model(x)
+    assert torch.equal(extractor(x)["before"], found[0])
