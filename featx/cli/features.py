@@ -53,6 +53,9 @@ class Computed:
             taken = {"file", "allow_pickle", "images"} & self.features.keys()  # what np.savez takes for something else
             if taken:
                 raise UserError(f"'{min(taken)}' cannot be a key in an .npz file; choose another one, or .safetensors")
+            of_bfloat16 = next((key for key, value in self.features.items() if value.dtype is torch.bfloat16), None)
+            if of_bfloat16 is not None:
+                raise UserError(f"'{of_bfloat16}' is of bfloat16, which numpy does not have; write a .safetensors file")
             arrays: dict[str, Any] = {key: value.numpy() for key, value in self.features.items()}
             np.savez(path, **arrays, images=np.array(names))
             return
@@ -61,7 +64,10 @@ class Computed:
         except ImportError as error:
             raise UserError("safetensors is not installed: pip install safetensors, or write an .npz file") from error
         tensors = {key: value.contiguous().clone() for key, value in self.features.items()}
-        save_file(tensors, str(path), metadata={"images": json.dumps(names)})
+        try:
+            save_file(tensors, str(path), metadata={"images": json.dumps(names)})
+        except Exception as error:  # SafetensorError, for whatever the system refuses
+            raise UserError(f"'{path}' cannot be written: {error}") from error
 
     def draw(self, path: Path) -> None:
         """Write a picture of the features that are maps.

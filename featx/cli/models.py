@@ -41,7 +41,10 @@ def load_model(spec: str, *, pretrained: bool, weights: Path | None, seed: int |
     if not separator or not name:
         raise UserError(f"'{spec}' names no model; write one of {FORMS}")
     if seed is not None:
-        torch.manual_seed(seed)
+        try:
+            torch.manual_seed(seed)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"--seed must be an integer of 64 bits, got {seed}") from error
     make = {"torchvision": _of_torchvision, "timm": _of_timm, "hf": _of_transformers}.get(library)
     model = make(name, pretrained) if make is not None else _of_function(library, name, pretrained=pretrained)
     if weights is not None:
@@ -90,8 +93,10 @@ def _of_transformers(name: str, pretrained: bool) -> nn.Module:
         if pretrained or any(Path(name, f"{file}{end}").exists() for file in _WEIGHTS for end in ("", ".index.json")):
             return transformers.AutoModel.from_pretrained(name)
         return transformers.AutoModel.from_config(config)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"transformers has no model '{name}': {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a configuration that its class does not take
+        raise UserError(f"transformers cannot make '{name}': {type(error).__name__}: {_short(error)}") from error
 
 
 def _of_function(module: str, name: str, *, pretrained: bool) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import nn
 
 from featx.errors import MissingExtraError, OptimizationError
 from featx.interop.exported import writes_what_it_is_given
-from featx.optimization.integers import integers_of_tables
+from featx.interop.program_integers import integers_of_tables
 from featx.tree import tensors_in, tree_leaves, tree_map
 
 # Integers of 64 bits are ones of 32 there, and so are floats.

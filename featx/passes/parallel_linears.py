@@ -22,14 +22,15 @@ def merge_parallel_linears(gm: GraphModule) -> bool:
     touched. Results may differ by rounding.
 
     Left alone are layers that are called twice, have hooks, are of a class of their own, or are written or read by the
-    graph; and an input that is written. Returns whether anything was merged. O(nodes + edges + weights).
+    graph; and inputs and results that are written. Returns whether anything was merged. O(nodes + edges + weights).
     """
     layers = Layers(check_graph_module(gm))
     groups: dict[object, list[Node]] = {}
     for node, module in layers.modules.items():
         if type(module) is nn.Linear and len(node.args) == 1 and not node.kwargs and layers.may_replace(node):
             source = node.args[0]
-            if isinstance(source, Node) and not layers.accesses.is_written(source):
+            is_written = layers.accesses.is_written(node)  # autograd refuses to write into one of several views
+            if isinstance(source, Node) and not is_written and not layers.accesses.is_written(source):
                 weight = module.weight
                 alike = (
                     layers.modes.at(node),

@@ -276,6 +276,7 @@ def failed(*arguments: object) -> str:
 MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no library": (["nodes", "resnet18"], "names no model; write one of torchvision:"),
     "no model": (["nodes", "torchvision:resnet19"], "Did you mean 'resnet18'"),
+    "a seed that is too large": (["nodes", "timm:resnet18", "--seed", 10**30], "--seed must be an integer of 64 bits"),
     "no weights of timm": (["nodes", "timm:resnet18.none"], "timm cannot make 'resnet18.none': RuntimeError: Invalid"),
     "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'. Did you mean"),
     "no module": (["nodes", "nowhere_at_all:f"], "there is no Python module 'nowhere_at_all'"),

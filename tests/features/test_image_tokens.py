@@ -82,6 +82,38 @@ def test_patches_that_overlap_become_no_map() -> None:
         )
 
 
+class Pads(Patches):
+    """Pads an image to whole patches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[2:]
+        return super().forward(nn.functional.pad(x, (0, -width % 8, 0, -height % 8)))
+
+
+def test_tokens_of_a_padded_image_are_told_from_those_of_its_size() -> None:
+    model = Pads(nn.Conv2d(3, 8, 8, 8)).eval()
+    request = {"blocks.0": Feature("map", layout="NCHW")}
+    extractor = featx.create_feature_extractor(model, request, example_inputs=torch.rand(2, 3, 32, 32), adaptive=True)
+    assert extractor(torch.rand(2, 3, 16, 40))["map"].shape == (2, 8, 2, 5)
+    with pytest.raises(featx.RequestError, match="are no map of 2 by 5 places"):
+        extractor(torch.rand(2, 3, 16, 42))
+
+
+class Scales(Patches):
+    """Brings an image to one size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.interpolate(x, size=(32, 32)))
+
+
+def test_tokens_of_a_scaled_image_are_no_map() -> None:
+    model = Scales(nn.Conv2d(3, 8, 8, 8)).eval()
+    with pytest.raises(featx.RequestError, match="17 tokens for a wider image too"):
+        featx.create_feature_extractor(
+            model, {"blocks.0": Feature(layout="NCHW")}, example_inputs=torch.rand(2, 3, 32, 32)
+        )
+
+
 class Lines(nn.Module):
     """A recurrent layer reads the columns of a map."""
 

@@ -151,3 +151,39 @@ def test_an_adaptive_extractor_has_a_child_of_the_name_model() -> None:
     extractor = featx.create_feature_extractor(language, ["head"], example_inputs=torch.rand(3, 4), adaptive=True)
     assert extractor.get_submodule("model.0") is language.model[0]
     assert extractor.model is language.model
+
+
+@pytest.mark.slow
+def test_strides_of_a_backbone_are_those_behind_its_edits() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    edits = {"layer2": lambda value: functional.avg_pool2d(value, 2)}
+    assert featx.create_backbone(model, edits=edits).strides == [2, 4, 16, 32, 64]
+
+
+@pytest.mark.slow
+def test_a_batch_norm_that_an_edit_looks_into_cannot_be_frozen() -> None:
+    model = timm.create_model("mobilenetv3_small_050", pretrained=False)
+    edits = {"bn1.act": lambda value: value * 0.5}
+    with pytest.raises(featx.RequestError, match="the batch norm 'bn1' cannot stay in eval mode"):
+        featx.create_backbone(model, strides=(8,), frozen_batch_norm=True, edits=edits)
+    backbone = featx.create_backbone(model, strides=(8,), edits=edits)
+    with pytest.raises(featx.RequestError, match="the batch norm 'bn1' cannot stay in eval mode"):
+        backbone.freeze(until=8)
+    assert all(parameter.requires_grad for parameter in backbone.parameters())
+
+
+def test_heads_of_a_signal_are_no_maps() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(6, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+            return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    nodes = ["view", "permute", "scaled_dot_product_attention", "transpose"]
+    extractor = featx.create_feature_extractor(Heads(), nodes, example_inputs=torch.rand(2, 9, 6))
+    assert [info.layout for info in extractor.feature_info] == [None] * 4
+    with pytest.raises(featx.RequestError, match="is not known to have places or channels"):
+        featx.create_feature_extractor(Heads(), {"transpose": Feature(pool="avg")}, example_inputs=torch.rand(2, 9, 6))

@@ -106,6 +106,47 @@ def test_what_openvino_would_take_for_something_else_goes_to_the_extractor() -> 
         assert "floats" in runner.problem
 
 
+class ComputesIntegers(nn.Module):
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table, self.compute = nn.Embedding(100, 8), compute
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(self.compute(ids))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda ids: (ids * 31337) % 100,
+        lambda ids: (ids - 3) // 2 + 10,
+        lambda ids: ids.cumsum(1).clamp(max=99),
+        lambda ids: (ids.float() * 1e10).long() % 100,
+        lambda ids: torch.arange(100).flip(0)[ids],
+    ],
+    ids=["product", "quotient", "sum", "cast", "lookup"],
+)
+def test_integers_are_computed_by_the_extractor(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = ComputesIntegers(compute).eval()
+    runner = OpenVINORunner(model)
+    with torch.no_grad():
+        for ids in (torch.arange(10).reshape(2, 5), torch.arange(10).reshape(2, 5) + 60):
+            assert torch.equal(runner(ids), model(ids))
+    assert "integers" in runner.problem
+
+
+def test_ids_that_no_table_has_raise_as_the_model_does() -> None:
+    model = ComputesIntegers(lambda ids: ids.flatten(1)).eval()
+    runner = OpenVINORunner(model)
+    ids = torch.arange(10).reshape(2, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(runner(ids), model(ids))
+        assert runner.problem == ""
+        for others in (ids + 95, ids - 1):
+            with pytest.raises(IndexError):
+                runner(others)
+
+
 class ComparesInputs(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * 3 if x is y else x + y

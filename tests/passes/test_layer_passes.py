@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from featx import GraphModule, trace
+from featx import GraphModule, symbolic_trace, trace
 from featx.passes import fold_layer_scale, merge_parallel_linears, remove_identity
 
 
@@ -218,6 +218,18 @@ def test_frozen_linear_layers_stay_frozen() -> None:
         "query.weight",
         "query.bias",
     }
+
+
+def test_linear_layers_whose_results_are_written_are_left_alone() -> None:
+    class WritesResults(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.query(x).relu_() + self.key(x).relu_()
+
+    gm = symbolic_trace(WritesResults())
+    x = torch.rand(2, 6)
+    expected = gm(x)
+    merge_parallel_linears(gm)
+    assert torch.equal(gm(x), expected)
 
 
 class WritesInput(Attention):

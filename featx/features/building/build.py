@@ -28,7 +28,7 @@ from featx.features.nodes import warn_of_differences
 from featx.features.own_conversion import note_own_conversion
 from featx.features.requests.edits import Edit, Edits, note_shapes_behind_edits
 from featx.features.requests.feature import Feature
-from featx.features.requests.processing import head_path, modules_of, process, with_heads
+from featx.features.requests.processing import head_path, modules_of, process, refuse_maps_of_scaled_images, with_heads
 from featx.features.requests.request import Request
 from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts
@@ -247,22 +247,21 @@ class _Mode:
             tracing.edits.check_effect(self.graph)
             tracing.edits.call_modules(self.graph, head_path)
         self.free_dims = traced.free_dims if tracing.starts is None else None
-        infos = self._infos(wanted, traced, tracing)
-        features = {key: each for key, each in traced.request.features.items() if key in wanted}
-        self.features = [each for several in features.values() for each in several]
-        processed = process(self.graph, features, {info.key: info for info in infos}, tracing.inputs.image)
-        self.infos = FeatureInfos(list(processed.values()))
-        if options.is_list:
-            output = self.graph.output_node()
-            output.args = ([output.args[0][info.key] for info in self.infos],)
-
-    def _infos(self, wanted: Mapping[str, Node], traced: TracedModel, tracing: ModelTracing) -> FeatureInfos:
         image, example = tracing.inputs.image, tracing.inputs.used
         root = with_heads(tracing.model_in_mode(), {} if tracing.edits is None else tracing.edits.modules())
         other = None if example is None else OtherSizes(lambda: self.graph, root, example, image)
         if tracing.edits is not None:
             note_shapes_behind_edits(wanted, {} if other is None else other.of_example)
-        return infos_of(wanted, traced.request, tracing.model, image, other)
+        infos = infos_of(wanted, traced.request, tracing.model, image, other)
+        features = {key: each for key, each in traced.request.features.items() if key in wanted}
+        self.features = [each for several in features.values() for each in several]
+        if other is not None and image is not None and image.name is not None:
+            refuse_maps_of_scaled_images(features, infos, other)
+        processed = process(self.graph, features, {info.key: info for info in infos}, image)
+        self.infos = FeatureInfos(list(processed.values()))
+        if options.is_list:
+            output = self.graph.output_node()
+            output.args = ([output.args[0][info.key] for info in self.infos],)
 
     @property
     def exceptions(self) -> list[str]:

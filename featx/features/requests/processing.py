@@ -14,6 +14,7 @@ from torch import nn
 from featx.errors import RequestError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.info import FeatureInfo
+from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import shapes_in
 from featx.features.requests.feature import MAPS, SEQUENCES, Feature, OwnMask
 from featx.features.requests.pooling import generalized_mean, pool_tokens
@@ -75,6 +76,7 @@ class _Unfold:
         sizes = [graph.call_method("size", (image, place)) for place in (-2, -1)]
         sides = zip(sizes, self.sides, strict=True)
         counts = [graph.call_function(operator.floordiv, (size, side)) for size, side in sides]
+        add_check(graph, check_places, node, counts)
         return graph.call_method("unflatten", (node, -1, counts))
 
 
@@ -143,6 +145,26 @@ def process(
     return {key: info for key, (_, info) in found.items()}
 
 
+def refuse_maps_of_scaled_images(
+    features: Mapping[str, tuple[Feature, ...]], infos: Iterable[FeatureInfo], other_sizes: OtherSizes
+) -> None:
+    """Raise where tokens are to become a map, and there are as many for an image of twice the width.
+
+    O(nodes) where there is such a feature.
+
+    Raises:
+        RequestError: forward scales or crops the image, so its size tells no height and width of the map.
+    """
+    for info in infos:
+        is_map = any(each.layout in MAPS and each.of_stride is None for each in features.get(info.key, ()))
+        there = other_sizes.wider_so_far.get(info.key) if is_map and info.layout == "NLC" else None
+        if there is not None and info.shape is not None and there[1] == info.shape[1]:
+            raise RequestError(
+                f"'{info.node}' has {info.shape[1]} tokens for a wider image too, so they are no map of the places of "
+                "the image; take the tokens, without layout"
+            )
+
+
 def _processed(
     graph: Graph, node: Node, feature: Feature, info: FeatureInfo, image: ImageInput | None
 ) -> dict[str, tuple[Node, FeatureInfo]]:
@@ -180,6 +202,20 @@ def _value_of(
         if feature.dtype is not None:
             node = graph.call_method("to", (node, feature.dtype))
     return node, _after(feature, info)
+
+
+@runtime_check
+def check_places(tokens: torch.Tensor, counts: list[int]) -> None:
+    """Raise unless there is a token, in the last dimension, for each place of a map of this height and width.
+
+    Raises:
+        RequestError: there is none, as where forward pads, crops or scales the image.
+    """
+    if tokens.shape[-1] != counts[0] * counts[1]:
+        raise RequestError(
+            f"the {tokens.shape[-1]} tokens of patches are no map of {counts[0]} by {counts[1]} places, which the size "
+            "of the image would make; take the tokens, without layout"
+        )
 
 
 @runtime_check

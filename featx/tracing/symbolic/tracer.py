@@ -141,8 +141,8 @@ class Tracer(TracerBase):
         function = getattr(replica.root, self.traced_func_name) if is_module else root
         self._twins = {module: twin for twin, module in replica.originals.items()}
         # By the modules of the model and by those of the replica, which forward passes on.
-        self.submodule_paths = {module: replica.paths.get(twin, "") for module, twin in self._twins.items()}
-        self.submodule_paths.update(replica.paths)
+        paths = {module: replica.paths.get(twin, "") for module, twin in self._twins.items()}
+        self.submodule_paths = {**paths, **replica.paths}
         self._training = {module: mode_of(module) for module in replica.paths}
         watched = ("_parameters", "_buffers") if self.proxy_buffer_attributes else ("_parameters",)
         if self.reads is not None:
@@ -164,7 +164,7 @@ class Tracer(TracerBase):
                 self.graph, self.node_name_to_scope = graph, places_of_nodes
         finally:
             caches.restore(self._tensors.was_made)
-        self.submodule_paths, self._twins, self._replica = {}, {}, None
+        self.submodule_paths, self._twins, self._replica = paths, {}, None
         return graph
 
     def _call(self, replica: Replica, function: Callable[..., Any], concrete_args: Any, passing: PassThroughs) -> Graph:
