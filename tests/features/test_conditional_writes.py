@@ -60,6 +60,8 @@ class Model(nn.Module):
             STATEMENT
         return z
 """
+# What follows a condition of which the body ends the call.
+RETURNS = "pass\n        if z.abs().mean() <= 50:\n            return z\n        self.book.expire()"
 WRITES = [
     "self.book.expire()",
     "self.books[0].table.add_(1)",
@@ -78,6 +80,7 @@ WRITES = [
     "Helper().fix(self.scale)",
     "self.helper.fix(self.scale)",
     "list(map(self.fix, [self.scale]))",
+    RETURNS,
 ]
 HARMLESS = ["z = z * 2", "z = self.after(z)", "z = z.relu()", "z = self.book(z)", "z = z + self.scale.mean()"]
 

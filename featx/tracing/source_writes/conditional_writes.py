@@ -196,6 +196,28 @@ def _under_conditions(definition: ast.AST, variables: Collection[str]) -> Iterat
         if any(_names_variable(test, variables) for test in tests):
             for body in bodies:
                 yield from ast.walk(body)
+    for statements in _blocks(definition):
+        leaving = next((place for place, each in enumerate(statements) if _may_leave(each, variables)), None)
+        for each in statements[leaving + 1 :] if leaving is not None else ():
+            yield from ast.walk(each)
+
+
+def _blocks(definition: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(definition):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list):
+                yield statements
+
+
+def _may_leave(statement: ast.stmt, variables: Collection[str]) -> bool:
+    """Say whether a value of a variable decides whether what follows a statement runs: `if x.sum() > 0: return x`."""
+    conditions = (each for each in ast.walk(statement) if isinstance(each, (ast.If, ast.While)))
+    return any(
+        _names_variable(each.test, variables)
+        and any(isinstance(inner, (ast.Return, ast.Break, ast.Continue)) for inner in ast.walk(each))
+        for each in conditions
+    )
 
 
 def _names_variable(test: ast.AST, variables: Collection[str]) -> bool:
