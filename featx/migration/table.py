@@ -73,7 +73,8 @@ TABLE: Mapping[str, Path] = {
         {
             "symbolic_trace": "`x += y` is `operator.iadd`, since another reference to `x` sees the write: look for "
             "both. Tensors made in forward are literals of the graph; fixed inputs keep their names; nested "
-            "`concrete_args` stay one input. `featx.trace(model, x)` follows an example where this refuses",
+            "`concrete_args` stay one input, and their names and values are checked. What seeds torch's generator is "
+            "refused. `featx.trace(model, x)` follows an example where this refuses",
             "Graph": "live writes in place survive dead-code removal",
             "GraphModule": "one class for all: `type(module)` is GraphModule, and `forward` belongs to the "
             "instance; plain tensor attributes stay plain; an edited graph is compiled again by itself",
@@ -243,7 +244,10 @@ TABLE: Mapping[str, Path] = {
     "passes.fake_tensor_prop": Path(left_out={"*": "ShapeProp(module, FakeTensorMode()) runs on fake tensors"}),
     "passes.split_module": Path(
         {"featx.ir.node": "Node", "featx.module": "GraphModule", "featx.passes.split": "split_module"},
-        {"split_module": "effects stay in order; parts that need each other raise PassError"},
+        {
+            "split_module": "effects stay in order; parts that need each other raise PassError; in a part, modules and "
+            "parameters have their paths in the model: `submod_0.block.0.weight`"
+        },
         {"Partition": "parts are not objects here", "split_module_simple": "use split_module"},
     ),
     "passes.split_utils": Path(
@@ -251,7 +255,10 @@ TABLE: Mapping[str, Path] = {
             "featx.migration.operator_support": "is_node_output_tensor",
             "featx.migration.grouping": "getattr_recursive setattr_recursive split_by_tags",
         },
-        {"split_by_tags": "gives featx.GraphModule whatever class is wanted; a call without a tag raises PassError"},
+        {
+            "split_by_tags": "gives featx.GraphModule whatever class is wanted; a call without a tag raises PassError; "
+            "results of a part are in the order of the graph; the mapping of names has modules, and no parameters"
+        },
         {"Component move_non_tensor_nodes_on_boundary": "a part of one backend's splitter"},
     ),
     "passes.splitter_base": Path(left_out={"*": _PLACEMENT}),
@@ -372,7 +379,7 @@ MEMBERS: Mapping[str, Path] = {
     "Graph": Path(
         otherwise={
             "create_node": "methods and inputs have identifiers",
-            "eliminate_dead_code": "writes in place that are seen later stay",
+            "eliminate_dead_code": "writes in place that are seen later stay, and so do draws of random numbers",
             "erase_node": "erasing twice raises ForeignNodeError",
             "call_module": "the target is looked for by `lint` and when the code is made",
             "lint": "a missing target raises TargetError, a RuntimeError and an AttributeError",
@@ -395,6 +402,7 @@ MEMBERS: Mapping[str, Path] = {
             "is_impure": "methods and functions that write in place are",
             "replace_all_uses_with": "a replacement that reads the node is left as it is, not made to read itself",
             "stack_trace": "one line of the model: file, line, function and code",
+            "users": "a node keeps its place there when its arguments are set again",
         },
     ),
     "GraphModule": Path(
