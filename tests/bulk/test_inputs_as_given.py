@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas
 import pytest
@@ -98,3 +98,13 @@ def test_a_deviation_of_zero_is_an_error_as_in_torchvision(tmp_path: Path) -> No
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.2, 0.0, 0.2))])
     with pytest.raises(featx.ExtractionError, match="std evaluated to zero"):
         extracted(OfImages(), [Image.new("RGB", (8, 8))] * 3, tmp_path, transform=transform)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_a_relative_folder_with_a_colon_is_no_url(
+    file_format: Literal["parquet", "arrow"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = [torch.rand(4) for _ in range(3)]
+    table = extracted(OfLayer(), samples, Path("run:1"), transform=nn.Identity(), format=file_format)
+    assert len(table) == len(featx.open_features("run:1/features")) == 3

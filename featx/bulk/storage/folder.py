@@ -112,8 +112,11 @@ class LocalFolder:
         return shutil.disk_usage(there).free
 
     def temporary(self, name: str) -> Path:
-        """Return where a file is written before it is published; no other process writes there."""
-        return self._path / temporary_name(name)
+        """Return where a file is written before it is published; no other process writes there.
+
+        The path is absolute: pyarrow takes a relative one such as `run:1/part.parquet` for a URL.
+        """
+        return self._path.absolute() / temporary_name(name)
 
     def publish(self, temporary: Path, name: str) -> None:
         """Give a written file its final name. A power cut afterwards does not lose it."""
@@ -146,8 +149,8 @@ class LocalFolder:
         return str(self._path / name)
 
     def opened(self, name: str) -> str:
-        """Return the path of a file."""
-        return self.place(name)
+        """Return the absolute path of a file."""
+        return str(self._path.absolute() / name)
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file."""
