@@ -85,7 +85,9 @@ def _without_large_values(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     is_large = value.numel() > _LARGE and value.is_floating_point()
-    return value.to("meta") if is_large else value.detach().clone()  # the caller may fill the tensor anew
+    if is_large:
+        return value.to("meta")
+    return value.detach().clone().requires_grad_(value.requires_grad)  # the caller may fill the tensor anew
 
 
 def _without_values(value: Any) -> Any:

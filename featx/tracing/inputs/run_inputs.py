@@ -17,6 +17,7 @@ from featx.tracing.recording.results import ContentsSnapshot, Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import NeedsRealValues, NeedsSharedInputs
 from featx.tracing.source_uses.code_queries import compares_objects
+from featx.tracing.stand_ins.stand_ins import copy_of_input
 
 
 class RunInputs:
@@ -100,5 +101,5 @@ class RunInputs:
                 raise NeedsRealValues  # what a sparse tensor computes depends on which of its values are there
             return tensor.detach().clone()
         if is_real or tensor.is_meta:
-            return tensor.detach().clone(memory_format=torch.preserve_format)
+            return copy_of_input(tensor)
         return self._recorder.stand_ins.of_input(tensor)

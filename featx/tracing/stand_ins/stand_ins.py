@@ -109,7 +109,7 @@ class StandIns:
         """Return what stands for an input: a copy of a small one, else a stand-in."""
         if not keeps_values(tensor):
             return self.new(tensor)
-        found = tensor.detach().clone(memory_format=torch.preserve_format)
+        found = copy_of_input(tensor)
         self._known[id(found)] = found
         return found
 
@@ -348,3 +348,12 @@ def keeps_values(tensor: torch.Tensor, shape: Sequence[int] | None = None) -> bo
 def _has_form_of(twin: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Say whether a stand-in is still as the tensor is: `t_()` changes the shape of that in place."""
     return twin.layout != torch.strided or (twin.shape == tensor.shape and twin.stride() == tensor.stride())
+
+
+def copy_of_input(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of an input that requires a gradient, as a leaf or as none, if the input does: code may ask."""
+    copied = tensor.detach().clone(memory_format=torch.preserve_format)
+    if not tensor.requires_grad:
+        return copied
+    with torch.enable_grad():
+        return copied.requires_grad_() if tensor.is_leaf else copied.requires_grad_().clone()
