@@ -250,8 +250,8 @@ class Tracer(TracerBase):
     def _check_generator(self) -> None:
         try:
             was_set = self._generator is not None and self._generator.was_set()
-        except ThreadInterference:  # or another thread has seeded it
-            was_set = True
+        except ThreadInterference:  # another thread has seeded it, and may do so in each further trace
+            was_set = False
         if was_set:
             raise TraceError(
                 f"cannot trace {self.root_module_name}: {SETS_GENERATOR} and a graph would not. Seed before the call "
