@@ -133,8 +133,8 @@ def _left(first: Callable[[Any], Any], rest: Callable[[Any], Any], normalized: A
     try:
         mean, std = (tuple(float(each) for each in values) for values in (normalized.mean, normalized.std))
     except TypeError:  # one number for all channels
-        return Preprocessing(functools.partial(_in_order, [first, rest]), text)
-    if 0.0 in std:  # torchvision raises for each image
+        mean, std = (), ()
+    if not std or 0.0 in std:  # torchvision raises for each image where it would divide by 0
         return Preprocessing(functools.partial(_in_order, [first, rest]), text)
     return Preprocessing(functools.partial(_to_bytes, first, rest, (len(mean), len(std))), text, mean, std)
 
