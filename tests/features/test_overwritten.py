@@ -319,6 +319,21 @@ def test_gradient_with_respect_to_a_feature_is_that_of_a_forward_hook(name: str)
     assert torch.equal(gradient, expected)
 
 
+class PassesOn(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[0] > 100 else x * 2
+
+
+def test_gradient_with_respect_to_a_sequential_whose_parts_may_return_their_inputs() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(PassesOn(), nn.Linear(4, 4))  # the result is always that of the linear layer
+    model = nn.Sequential(body, nn.ReLU(inplace=True))
+    found = featx.create_feature_extractor(model, ["0", "1"], example_inputs=X4)(X4)
+    assert torch.equal(found["0"], body(X4))
+    [gradient] = torch.autograd.grad(found["1"].sum(), found["0"])
+    assert torch.equal(gradient, (found["0"] > 0).float())
+
+
 class Returns(nn.Module):
     """Returns what it has computed in some way other than as its last value."""
 

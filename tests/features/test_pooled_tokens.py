@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from torch import nn
 
 import featx
 from featx import Feature
@@ -83,6 +84,25 @@ def test_maps_and_tokens_of_images_know_no_mask() -> None:
     assert torch.equal(found, featx.create_feature_extractor(model, ["layer4"])(x)["layer4"].mean((2, 3)))
     with pytest.raises(featx.RequestError, match="no last token of a text"):
         featx.create_feature_extractor(model, {"layer4": Feature(pool="last")})
+
+
+class OfTextAndImage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.text, self.image = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Conv2d(3, 6, 4, stride=4)
+
+    def forward(self, ids: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return self.text(self.words(ids)) @ self.image(images).mean((2, 3))[:, :, None]
+
+
+@pytest.mark.parametrize(("how", "place"), [("cls", 0), ("last", -1)])
+def test_a_text_beside_an_image_has_a_first_and_a_last_token(how: Any, place: int) -> None:
+    torch.manual_seed(0)
+    model, inputs = OfTextAndImage().eval(), (torch.randint(9, (2, 5)), torch.rand(2, 3, 8, 8))
+    extractor = featx.create_feature_extractor(model, {"text": Feature(pool=how)}, example_inputs=inputs)
+    assert torch.equal(extractor(*inputs)["text"], model.text(model.words(inputs[0]))[:, place])
+    with pytest.raises(featx.RequestError, match="has no"):  # what follows from the image may be patches of it
+        featx.create_feature_extractor(model, {"matmul": Feature(pool=how)}, example_inputs=inputs)
 
 
 @pytest.mark.slow

@@ -236,6 +236,14 @@ def test_edits_and_features_behind_the_start(resnet: nn.Module) -> None:
     assert torch.equal(found["logits"], resnet.fc.bias.expand(2, -1))  # type: ignore[union-attr]
 
 
+def test_shape_of_a_value_between_an_edit_and_the_start_is_known(resnet: nn.Module) -> None:
+    (value,) = values(resnet, "layer2")
+    extractor = started(resnet, {"layer4": featx.Feature("C5", pool="avg")}, ["layer2"], edits={"layer3": featx.zero})
+    assert extractor.channels == [512]
+    expected = resnet.layer4(torch.zeros_like(resnet.layer3(value)))  # type: ignore[operator]
+    assert torch.equal(extractor(value)["C5"], expected.mean((2, 3)))
+
+
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "name": (["layer9"], featx.NodeNameError, "No node 'layer9'"),
     "empty": ([], featx.RequestError, "inputs is empty"),

@@ -47,6 +47,23 @@ def test_length_of_a_loop_is_fixed_and_checked() -> None:
         module(torch.ones(2, 4))
 
 
+def in_pairs(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.split(2)
+    left, right = x.chunk(2, dim=1)
+    return first @ second.T + left.sum() - right.sum()
+
+
+def test_how_many_parts_are_unpacked_fixes_the_size_that_they_follow_from() -> None:
+    trace, free = trace_checked(ExampleTracer(), in_pairs, (torch.ones(4, 6),), {})
+    assert kinds(free.of["x"]) == ["fixed", "free"]
+    module = GraphModule(trace.model_context.root, trace.graph)
+    assert torch.equal(module(torch.ones(4, 8)), in_pairs(torch.ones(4, 8)))
+    with pytest.raises(ValueError, match="too many values"):
+        in_pairs(torch.ones(6, 6))
+    with pytest.raises(SpecializationError, match="input 'x' is fixed"):
+        module(torch.ones(6, 6))
+
+
 def wants_width_three(x: torch.Tensor) -> torch.Tensor:
     if x.shape[1] != 3:
         raise ValueError("three, please")

@@ -28,10 +28,11 @@ from featx.features.nodes import warn_of_differences
 from featx.features.own_conversion import note_own_conversion
 from featx.features.requests.edits import Edit, Edits, note_shapes_behind_edits
 from featx.features.requests.feature import Feature
-from featx.features.requests.processing import head_path, modules_of, process, refuse_maps_of_scaled_images, with_heads
+from featx.features.requests.heads import head_path, modules_of, with_heads
+from featx.features.requests.processing import process, refuse_maps_of_scaled_images
 from featx.features.requests.request import Request
 from featx.features.requests.select import IN_ONE_MODE, names_of
-from featx.features.requests.starts import Starts
+from featx.features.requests.starts import Starts, stand_in
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
@@ -251,7 +252,10 @@ class _Mode:
         root = with_heads(tracing.model_in_mode(), {} if tracing.edits is None else tracing.edits.modules())
         other = None if example is None else OtherSizes(lambda: self.graph, root, example, image)
         if tracing.edits is not None:
-            note_shapes_behind_edits(wanted, {} if other is None else other.of_example)
+            given = (
+                other if tracing.starts is None else OtherSizes(lambda: self.graph, root, stand_in(self.graph), None)
+            )
+            note_shapes_behind_edits(wanted, {} if given is None else given.of_example)
         infos = infos_of(wanted, traced.request, tracing.model, image, other)
         features = {key: each for key, each in traced.request.features.items() if key in wanted}
         self.features = [each for several in features.values() for each in several]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from operator import getitem
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, RequestError
+from featx.examples import Example
 from featx.features.requests.edits import replace_uses
 from featx.features.requests.request import Request, as_request
 from featx.ir.ancestors import with_ancestors
@@ -123,6 +125,15 @@ class Starts:
         _clone_what_is_written(graph, new, root)
         _check_form(graph, new, fixed)
         return found
+
+
+def stand_in(graph: Graph) -> Example:
+    """Return tensors without values for the inputs of a graph, as far as their forms are known. O(inputs)."""
+    known = [node for node in graph.find_nodes(op="placeholder") if "shape" in node.meta]
+    given = {
+        str(each.target): torch.empty(each.meta["shape"], dtype=each.meta["dtype"], device="meta") for each in known
+    }
+    return Example((), given, "the inputs of the graph")
 
 
 def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node], names: Iterable[str]) -> None:

@@ -184,11 +184,17 @@ class Results:
                 items[:] = followed
             elif not all(map(operator.is_, items, followed)) and not hasattr(type(items), "n_sequence_fields"):
                 items = tuple.__new__(type(items), followed)
-        if isinstance(origin, Node) and not is_unpacked and origin.op != "call_module" and type(items) in _SEQUENCES:
-            # A loop may run over it; how often depends on a size, mostly.
-            length = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
-            self._recorder.guards.add(length, len(items), "how many tensors a call gives")
+        if isinstance(origin, Node) and origin.op != "call_module" and type(items) in _SEQUENCES:
+            self._check_length(origin, len(items), is_unpacked=is_unpacked)
         return items
+
+    def _check_length(self, origin: Node, length: int, *, is_unpacked: bool) -> None:
+        """Note how many tensors a call gives, which depends on a size, mostly, and on which code may depend."""
+        if is_unpacked:  # into so many names, or the model raises: as traces at other sizes show
+            self._recorder.numbers.sizes_were_read = True
+            return
+        node = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
+        self._recorder.guards.add(node, length, "how many tensors a call gives")
 
     def _make_taken(self, steps: list[Step], parts: list[Part]) -> bool:
         """Make nodes of the parts that the code takes at once, in the order in which a symbolic trace makes them."""

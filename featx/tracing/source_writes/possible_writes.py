@@ -38,7 +38,12 @@ def function_may_write_more(function: Callable[..., Any], written_at: Collection
 
 
 def can_return_input(called: Any) -> bool:
-    """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside)."""
+    """Say whether a function, or a module or one inside it, may return an input of its own. O(modules inside).
+
+    A `Sequential` returns its input only if each of its modules does.
+    """
+    if isinstance(called, nn.Sequential) and type(called).forward is nn.Sequential.forward:
+        return all(map(can_return_input, called))
     if isinstance(called, nn.Module):
         return any(_forward_can_return_input(inner) for inner in modules_of(called))
     return isinstance(called, torch.jit.ScriptFunction) or argument_use(called).is_returned
