@@ -43,7 +43,7 @@ def nodes(
     match: Annotated[str | None, typer.Option(help="A pattern of names: 'layer[34].*'.")] = None,
     type: Annotated[str | None, typer.Option(help="A class of modules or an operation: 'Conv2d', '*Norm*'.")] = None,
     stride: Annotated[float | None, typer.Option(help="Only maps of this stride.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Fold modules that lie deeper.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Fold modules that lie deeper.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Operations, inputs and weights too.")] = False,
     inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
@@ -59,9 +59,10 @@ def nodes(
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         with of_model(_named(inputs)):
             table = featx.nodes(loaded, inputs_of(inputs), depth=depth)
-        found = table.filter(match, type=type, stride=stride)
+        is_filtered = any(each is not None for each in (match, type, stride))
+        found = table.filter(match, type=type, stride=stride, depth=depth if is_filtered else None)
         if not found:
-            raise UserError("no node is like that; leave out --match, --type or --stride to see all")
+            raise UserError("no node is like that; leave out --match, --type, --stride or --depth to see all")
         if as_json:
             typer.echo(json.dumps(found.to_dicts()))
         else:
@@ -72,7 +73,7 @@ def nodes(
 
 def cost(
     model: Model,
-    depth: Annotated[int, typer.Option(help="Fold modules that lie deeper.")] = 2,
+    depth: Annotated[int, typer.Option(min=1, help="Fold modules that lie deeper.")] = 2,
     inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
     weights: Weights = None,
@@ -98,7 +99,7 @@ def cost(
 def draw(
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .html page, .svg or .dot.")] = Path("model.html"),
-    depth: Annotated[int | None, typer.Option(help="How many levels are open.")] = None,
+    depth: Annotated[int | None, typer.Option(min=0, help="How many levels are open.")] = None,
     inputs: Inputs = [],  # noqa: B006 - typer reads it
     pretrained: Pretrained = False,
     weights: Weights = None,

@@ -23,7 +23,9 @@ from featx.features.requests.feature import Feature
 from featx.features.requests.request import Request
 from featx.features.requests.select import select
 from featx.ir.ancestors import with_ancestors
+from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.libraries import network_of_detector
 from featx.tracing.example.tracer import CheckSizes
 
@@ -147,10 +149,21 @@ class Backbone(DualGraphModule):
                     raise RequestError(f"no map has stride {until}; the strides are {self.feature_info.reduction()}")
                 last = [nodes[matching[-1]]]
             else:
+                _check_not_inside(until, graph)
                 last = list(select(graph, {until: until}, self._get_name()).values())
             needed = with_ancestors(last)
             found.update((str(node.target), None) for node in needed if node.op in ("call_module", "get_attr"))
         return list(found)
+
+
+def _check_not_inside(name: str, graph: Graph) -> None:
+    """Raise where the node of this name would lie inside a module that the graph calls as a whole."""
+    around = next((each for each in parents_of(name) if any(graph.find_nodes(op="call_module", target=each))), None)
+    if around is not None:
+        raise RequestError(
+            f"'{name}' lies inside '{around}', which this backbone calls as a whole; freeze until '{around}' or what "
+            f"is ahead of it, or give requires_grad=False to the parameters of '{name}' yourself"
+        )
 
 
 class BackboneWithNeck(nn.Module):

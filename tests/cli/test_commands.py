@@ -60,6 +60,13 @@ def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
 # -- nodes, cost, draw, code ---------------------------------------------------------------------------------------
 
 
+def test_a_depth_holds_beside_a_type_and_is_not_0() -> None:
+    lines = done("nodes", "torchvision:resnet18", "--depth", 1, "--type", "Conv2d").splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["conv1"]
+    for command in ("nodes", "cost"):
+        assert run(command, "torchvision:resnet18", "--depth", 0).exit_code == 2
+
+
 @pytest.mark.slow
 def test_nodes() -> None:
     lines = done("nodes", "torchvision:resnet18").splitlines()

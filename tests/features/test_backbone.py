@@ -356,6 +356,8 @@ def test_freezing_all(resnet: nn.Module) -> None:
         featx.create_backbone(resnet).freeze(until=3)
     with pytest.raises(featx.NodeNameError, match="No node 'layer9'"):
         featx.create_backbone(resnet).freeze(until="layer9")
+    with pytest.raises(featx.RequestError, match=r"'layer1\.0' lies inside 'layer1', which this backbone calls"):
+        featx.create_backbone(resnet).freeze(until="layer1.0")
 
 
 @pytest.mark.slow

@@ -277,6 +277,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "pool": (lambda: Feature("a", pool="sum"), featx.ArgumentTypeError, "pool must be one of avg, max, gem, cls"),  # type: ignore[arg-type]
     "dtype": (lambda: Feature("a", dtype="half"), featx.ArgumentTypeError, "dtype must be a torch.dtype"),  # type: ignore[arg-type]
     "layout": (lambda: Feature("a", layout="CHW"), featx.ArgumentTypeError, "layout must be one of NCHW, NHWC"),
+    "mask": (lambda: Feature(mask=5), featx.ArgumentTypeError, "mask must be the name of an input, or None, got 5"),  # type: ignore[arg-type]
     "prefix": (lambda: Feature("a", prefix_tokens="x"), featx.ArgumentTypeError, "prefix_tokens must be one of keep"),  # type: ignore[arg-type]
     "a class": (lambda: Feature("a", apply=nn.ReLU), featx.ArgumentTypeError, "apply must be a function or a module"),
     "apply": (lambda: Feature("a", apply=3), featx.ArgumentTypeError, "apply must be a function"),  # type: ignore[arg-type]

@@ -140,6 +140,7 @@ def test_several_patterns_select_rows(table: featx.NodeTable) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"kind": 5}, "kind may be access, input, module, operation, weight, got 5"),
         ({"kind": "layer"}, "kind may be access, input, module, operation, weight"),
         ({"match": nn.ReLU}, r"for a class, filter\(type=ReLU\)"),
         ({"stride": "8"}, "stride must be a number, got '8'"),

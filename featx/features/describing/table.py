@@ -200,10 +200,10 @@ class NodeTable(Sequence[NodeInfo]):
 
 
 def _known_kinds(kind: Kind | Collection[Kind]) -> set[str]:
-    kinds: set[str] = {kind} if isinstance(kind, str) else set(kind)
-    if not kinds.issubset(get_args(Kind)):
-        raise ArgumentTypeError(f"kind may be {', '.join(sorted(get_args(Kind)))}, got {kind!r}")
-    return kinds
+    kinds: list[object] = list(kind) if isinstance(kind, (list, tuple, set, frozenset)) else [kind]
+    if not all(isinstance(each, str) and each in get_args(Kind) for each in kinds):
+        raise ArgumentTypeError(f"kind may be {', '.join(sorted(get_args(Kind)))}, got {kind!r:.200}")
+    return set(map(str, kinds))
 
 
 def _check_kind(name: str, value: object, kinds: tuple[type, ...], what: str) -> None:

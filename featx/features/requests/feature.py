@@ -91,6 +91,8 @@ class Feature:
             )
         if self.of_stride is not None and (type(self.of_stride) is not int or self.of_stride < 1):
             raise ArgumentTypeError(f"of_stride must be a positive number, got {self.of_stride!r}")
+        if self.mask is not None and not isinstance(self.mask, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(f"mask must be the name of an input, or None, got {self.mask!r:.80}")
         if self.apply is not None and (isinstance(self.apply, type) or not callable(self.apply)):
             raise ArgumentTypeError(f"apply must be a function or a module, got {self.apply!r:.80}")
 
