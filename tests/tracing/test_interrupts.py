@@ -138,7 +138,7 @@ def test_interrupt_at_any_call_reaches_the_caller_and_leaves_nothing_behind(
     model(X)
     entry = ENTRIES[name]
     entry(model)
-    total = calls_of(lambda: entry(model))
+    total = min(calls_of(lambda: entry(model)) for _ in range(3))  # the first ones may read sources
     before = state_of(model)
     places = random.Random(0)
     swallowed: list[Any] = []  # by Python, in the callback of a weak reference
@@ -175,7 +175,8 @@ class Normed(nn.Module):
         return nn.functional.layer_norm(x, (8,))
 
 
-def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind() -> None:
+@pytest.mark.parametrize("entry", ["trace", "symbolic"])
+def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind(entry: str) -> None:
     # torch leaves its mode for a moment, and the generator that does it puts the mode back when it is freed.
     def raise_there(frame: FrameType, event: str, argument: object) -> None:
         caller = frame.f_back
@@ -187,7 +188,7 @@ def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind() -> 
     sys.setprofile(raise_there)
     try:
         with pytest.raises(KeyboardInterrupt):
-            featx.trace(Normed(), X)
+            ENTRIES[entry](Normed())
     finally:
         sys.setprofile(None)
     assert torch._C._len_torch_function_stack() == before

@@ -95,10 +95,7 @@ def _first_line(error: Exception) -> str:
 
 
 def free_frames(error: BaseException) -> None:
-    """Free what the frames hold that an error or an interrupt has left: tensors of a trace, and contexts.
-
-    A context manager of torch that was left in its `__exit__` pushes the mode of the trace again when its frame goes.
-    """
+    """Free what the frames hold that an error or an interrupt has left: tensors of a trace, and contexts."""
     left: BaseException | None = error
     while left is not None:
         traceback.clear_frames(left.__traceback__)

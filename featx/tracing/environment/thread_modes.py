@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ class ThreadModes:
         self._autocast = autocast_state()
         self._nesting = autocast_nesting()
         self._no_inference: Any = None
+        self._function_mode: Any = None
 
     def leave_inference_mode(self) -> None:
         """Leave inference mode, in which tensors count no versions."""
@@ -52,9 +55,11 @@ class ThreadModes:
         if kernel_mode is not None:
             torch._C._push_on_torch_dispatch_stack(kernel_mode)
         torch._C._push_on_torch_function_stack(function_mode)
+        self._function_mode = function_mode
 
     def leave(self) -> None:
         """Put everything back as it was."""
+        self._end_calls_of_mode()
         while torch._C._len_torch_function_stack() > self._functions:
             torch._C._pop_torch_function_stack()
         while torch._C._len_torch_dispatch_stack() > self._kernels:
@@ -71,6 +76,18 @@ class ThreadModes:
         if autocast_nesting() != self._nesting:
             set_autocast_nesting(self._nesting)
         torch._C._set_torch_function_state(self._function_state)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _end_calls_of_mode(self) -> None:
+        """Let torch push the mode for functions back where an interrupt has ended a call that it answered.
+
+        While a mode answers, `torch.overrides` has it off the stack, in a generator that pushes it back when it ends.
+        One that an interrupt leaves suspended would do so whenever the traceback is dropped. O(objects) then.
+        """
+        if self._function_mode is None or torch._C._len_torch_function_stack() > self._functions:
+            return
+        for holder in gc.get_referrers(self._function_mode):
+            if isinstance(holder, GeneratorType):
+                holder.close()
 
 
 def _set_gradients(enabled: bool) -> None:
