@@ -141,17 +141,22 @@ class GraphModule(nn.Module):
 
     def _compile(self, graph: Graph) -> PythonCode:
         verify_targets(graph, self)
-        code = emit(graph, "self", name_tensor=self._name_literal)
+        code = self._emit(graph)
         # At once and not at the first call, where Dynamo would have to trace it.
         function = load_function(code.src, code.globals)
-        for name, tensor in code.tensors.items():
-            self._keep_literal(name, tensor)
         state = self.__dict__
         state["_graph"] = graph
         state["_code"] = code
         state["_bound"] = MethodType(function, self)
         state["_compiled_edits"] = graph.edits
         graph.owning_module = self
+        return code
+
+    def _emit(self, graph: Graph) -> PythonCode:
+        """Return the code of a graph, and keep the tensors that stand in it under the names that it has for them."""
+        code = emit(graph, "self", name_tensor=self._name_literal)
+        for name, tensor in code.tensors.items():
+            self._keep_literal(name, tensor)
         return code
 
     def name_of_literal(self, tensor: torch.Tensor) -> str | None:
@@ -266,6 +271,7 @@ class GraphModule(nn.Module):
 
         modules = {} if pickled else self._standalone_modules(example_inputs)
         reasons = [why for each in modules.values() if (why := what_needs_more(each, each.graph)) is not None]
+        reasons += self._reasons_to_pickle() if modules else []
         if pickled is None and reasons:
             warnings.warn(
                 f"the code in '{folder}' imports featx and other libraries, and unpickles modules: {reasons[0]}. Give "
@@ -273,8 +279,13 @@ class GraphModule(nn.Module):
                 stacklevel=2,
             )
         if pickled is False or (modules and not reasons):
-            codes = {mode: module.recompile() for mode, module in modules.items()}
+            if reasons:
+                raise ArgumentTypeError(
+                    f"the code cannot stand alone: {reasons[0]}. Give example_inputs, so that modules are followed, or "
+                    "pickled=True for code that imports featx and what the modules come from"
+                )
             root = _joined(list(modules.values()), is_training=self.training)
+            codes = {mode: root._emit(module.graph) for mode, module in modules.items()}
             graphs = {mode: module.graph for mode, module in modules.items()}
             write_standalone(root, codes, graphs, Path(folder), module_name, self._about())
         else:
@@ -292,6 +303,10 @@ class GraphModule(nn.Module):
         module = opened(self, self.training, tuple(args), {})
         require_mode(module.graph, self.training, "in which it was written; write it again in the other one")
         return {self.training: module}
+
+    def _reasons_to_pickle(self) -> list[str]:
+        """Say why code that stands alone would not do what this module does now; there is nothing for one graph."""
+        return []
 
     def _about(self) -> str:
         return f"It computes what a {self._get_name()} does."

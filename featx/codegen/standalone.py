@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from featx.codegen.constructors import constructor_of
 from featx.codegen.emit import ALWAYS_KNOWN, PythonCode
 from featx.codegen.identifiers import is_dotted_name
 from featx.codegen.package import PRIVATE
+from featx.codegen.standalone_tensors import quoted, reasons_of_tensors, tensors_of
 from featx.errors import ArgumentTypeError, MissingExtraError
 from featx.ir.graph import Graph
 from featx.ir.identifiers import is_plain
@@ -49,6 +49,7 @@ _CALLED_BY: dict[Any, tuple[Any, ...]] = {
     standalone_checks.check_same_items: (standalone_checks.aliases_of, standalone_checks.tensors_in),
     standalone_checks.version_of: (standalone_checks.tensors_in,),
 }
+_ALWAYS_NEEDED = (standalone_checks.safetensors_dtypes, standalone_checks.read_safetensors, standalone_checks.put)
 # Those that return nothing.
 _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {
     "clone_tensors", "items_at", "version_of", "with_defaults",
@@ -92,7 +93,7 @@ class {name}(nn.Module):
 {modules}
         tensors = read_safetensors(weights or Path(__file__).with_name("{weights}"))
 {tensors}
-        self.train({training})
+{modes}
 
 {methods}
 '''
@@ -130,13 +131,6 @@ def write_standalone(
         ArgumentTypeError: the code needs something else than torch; the message names it.
         MissingExtraError: safetensors is not installed.
     """
-    for graph in graphs.values():
-        reasons = _reasons(module, graph)
-        if reasons:
-            raise ArgumentTypeError(
-                f"the code cannot stand alone: {reasons[0]}. Give example_inputs, so that modules are followed, or "
-                "pickled=True for code that imports featx and what the modules come from"
-            )
     known = {alias: value for code in codes.values() for alias, value in code.globals.items()}
     is_taken = name in known or name in _NAMES or hasattr(builtins, name) or hasattr(standalone_checks, name)
     if not is_plain(name) or is_taken:
@@ -150,17 +144,17 @@ def write_standalone(
             del aliases[alias]
     methods = _methods({mode: _renamed(code.src, aliases) for mode, code in codes.items()}, name)
     constructors = _constructors(module, graphs.values())
-    tensors, lines = _tensors(module, constructors)
+    tensors, lines = tensors_of(module, constructors)
     text = _TEMPLATE.format(
         name=name,
         about=about.replace("\\", "\\\\").replace('"""', "'''"),
         imports="\n".join(imports),
         functions="\n\n\n".join(sources),
-        modules="\n".join(f"            put(self, {_quoted(path)}, {text})" for path, text in constructors.items())
+        modules="\n".join(f"            put(self, {quoted(path)}, {text})" for path, text in constructors.items())
         or "            pass",
         weights=WEIGHTS,
         tensors="\n".join(f"        {line}" for line in lines),
-        training=module.training,
+        modes="\n".join(f"        {line}" for line in _modes(module, constructors)),
         methods=methods,
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +171,7 @@ def _safetensors() -> Callable[..., None]:
 
 
 def _reasons(module: nn.Module, graph: Graph) -> list[str]:
-    found: list[str] = []
+    found = reasons_of_tensors(module)
     modules: dict[str, bool] = {}
     for node in graph.nodes:
         if node.op == "call_module":
@@ -211,7 +205,7 @@ def _is_tensor(module: nn.Module, path: str) -> bool:
 
 def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the sources of the checks, what names in the code become, and the imports."""
-    needed: dict[Any, None] = {standalone_checks.read_safetensors: None, standalone_checks.put: None}
+    needed: dict[Any, None] = dict.fromkeys(_ALWAYS_NEEDED)
     aliases: dict[str, str] = {}
     imports: list[str] = []
     for alias, value in known.items():
@@ -228,7 +222,7 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
             imports.append(_import(alias, value))
     for check in list(needed):
         needed.update(dict.fromkeys(_CALLED_BY.get(check, ())))
-    if len(needed) > 2:
+    if len(needed) > len(_ALWAYS_NEEDED):
         needed = {standalone_checks.SpecializationError: None, **needed}
     # Imports stand before the classes of tuples.
     lines = sorted(set(imports), key=lambda line: (not line.startswith("from "), line))
@@ -293,40 +287,18 @@ def _constructors(module: nn.Module, graphs: Iterable[Graph]) -> dict[str, str]:
     return {path: str(constructor_of(module.get_submodule(path))) for path in in_order}
 
 
-def _tensors(module: nn.Module, constructors: Iterable[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the tensors to save, each once, and the lines that put them into the module."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    tensors: dict[str, torch.Tensor] = {}
-    first: dict[int, str] = {}
-    tied: list[str] = []
-    for name, tensor in {**parameters, **buffers}.items():
-        if id(tensor) not in first:
-            first[id(tensor)] = name
-            tensors[name] = tensor.detach().cpu().contiguous().clone()
-        else:
-            kind = "parameter" if name in parameters else "buffer"
-            tied.append(f"put(self, {_quoted(name)}, self.get_{kind}({_quoted(first[id(tensor)])}))")
-    made = tuple(f"{path}." for path in constructors)
-    others = sorted(name for name in parameters if name in tensors and not name.startswith(made))
-    frozen = sorted(name for name, value in parameters.items() if name in tensors and not value.requires_grad)
-    persistent = module.state_dict().keys()
-    lines = [
-        f"parameters = {{name for name, _ in self.named_parameters()}} | {_set(others)}",
-        f"frozen = {_set(frozen)}",
-        f"temporary = {_set(sorted(name for name in buffers if name not in persistent))}",
-        "for name, value in tensors.items():",
-        "    is_trained = value.is_floating_point() and name not in frozen",
-        "    tensor = nn.Parameter(value, is_trained) if name in parameters else value",
-        "    put(self, name, tensor, persistent=name not in temporary)",
-        *tied,
+def _modes(module: nn.Module, constructors: Iterable[str]) -> list[str]:
+    """Return the lines that put the module and those inside it into the modes that they are in."""
+    made = tuple(constructors)
+    inside = [
+        path
+        for path, each in module.named_modules(remove_duplicate=False)
+        if each.training is not module.training and f"{path}.".startswith(tuple(f"{one}." for one in made))
     ]
-    return tensors, lines
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
-
-
-def _set(names: Iterable[str]) -> str:
-    return f"{{{', '.join(map(_quoted, names))}}}" if names else "set()"
+    lines = [f"self.train({module.training})"]
+    if inside:
+        lines += [
+            f"for path in ({', '.join(map(quoted, inside))},):",
+            f"    self.get_submodule(path).training = {not module.training}",
+        ]
+    return lines

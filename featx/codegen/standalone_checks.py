@@ -169,18 +169,23 @@ def clone_tensors(value: Any, clones: Any = None) -> Any:
     return {key: clone_tensors(item, clones) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def safetensors_dtypes() -> dict[str, torch.dtype]:
+    """Return the dtypes that a safetensors file may have, by their names in it."""
+    return {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64, "BOOL": torch.bool,
+        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+        "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    }  # fmt: skip
+
+
 def read_safetensors(path: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file by name."""
-    dtypes = {
-        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-        "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-        "BOOL": torch.bool, "C64": torch.complex64,
-    }  # fmt: skip
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = bytearray(file.read())
     header.pop("__metadata__", None)
-    tensors = {}
+    tensors, dtypes = {}, safetensors_dtypes()
     for name, entry in header.items():
         start, end = entry["data_offsets"]
         flat = torch.frombuffer(data[start:end], dtype=dtypes[entry["dtype"]]) if end > start else torch.empty(0)

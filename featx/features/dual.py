@@ -185,6 +185,12 @@ class DualGraphModule(GraphModule):
         given = inputs.with_values(device)
         return {**modules, **{mode: opened(modules[mode], mode, given.args, given.kwargs) for mode in needy}}
 
+    def _reasons_to_pickle(self) -> list[str]:
+        """Say that parts are in another mode than the whole, where the code depends on that."""
+        if self.code == _with_graph(self, self._graphs()[self.training]).code:
+            return []
+        return ["modules of the model are in another mode than the model, and their code asks for it"]
+
     def _graphs(self) -> dict[bool, Graph]:
         return {True: self.train_graph, False: self.eval_graph}
 

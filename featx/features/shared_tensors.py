@@ -24,9 +24,11 @@ def tensors_kept_shared(model: nn.Module, others: Iterable[nn.Module]) -> Genera
         for tensors, name, tensor in _tensors_of(other)
         if id(tensor) in places
     ]
-    yield
-    for tensors, name, original, name_there in shared:
-        tensors[name] = original[name_there]
+    try:
+        yield
+    finally:
+        for tensors, name, original, name_there in shared:
+            tensors[name] = original[name_there]
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

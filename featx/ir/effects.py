@@ -1,8 +1,9 @@
 """What a call writes, what memory its result may share, and whether it draws random numbers.
 
-This is the one place that knows. Operators are asked for their schema, in which torch states what is written and what
-is a view; the tables below hold only what schemas do not say. What is not known is assumed to write its arguments and
-to return a view of them, so the answers err on the side of keeping code.
+The facts about operators and modules are in operator_facts.py, module_effects.py and callables.py. Operators are asked
+for their schema, in which torch states what is written and what is a view; the tables hold only what schemas do not
+say. What is not known is assumed to write its arguments and to return a view of them, so the answers err on the side of
+keeping code.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from featx.ir.operator_facts import (
     is_magic,
     is_set,
     is_written,
-    name_of,
+    statistics_written,
 )
 from featx.ir.paths import held_at, module_at
 from featx.ir.runtime_checks import is_runtime_check
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 # Modules of Python whose functions never write their arguments.
-_PURE_MODULES = frozenset({"math", "collections", "functools", "itertools", "typing", "dataclasses"})
+_PURE_MODULES = frozenset({"math", "functools", "itertools", "typing", "dataclasses"})
+# What writes its weight where it gets a largest norm for its rows.
+_RENORMALIZING = frozenset({"embedding", "embedding_bag"})
 # What operators of Python and methods with such names do besides those that write or give a view: they compute.
 _COMPUTING = frozenset(name for name in vars(operator) if name not in ("call", "iconcat")) | frozenset(
     "bool int float complex round divmod len hash repr str format reversed dir sizeof trunc floor ceil "
@@ -57,8 +60,7 @@ class CallEffects:
     `is_opaque` says that the writes are assumed, because the call is unknown. `is_check` marks an assertion,
     `is_random` a draw of random numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to
     buffers of the called module. `leaves_attributes` says that the called module gets other attributes, which a later
-    call of it may read, and
-    `returns_state` that the result may share memory with what it keeps.
+    call of it may read, and `returns_state` that the result may share memory with what it keeps.
     """
 
     writes: tuple[Node, ...] = ()
@@ -231,10 +233,10 @@ class Effects:
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
         if is_set(node.args, node.kwargs, "inplace", _inplace_position(node)):
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
-        if name in ("embedding", "embedding_bag") and (node.kwargs.get("max_norm") or len(node.args) > 3):
+        if name in _RENORMALIZING and (node.kwargs.get("max_norm") or len(node.args) > 3):
             return CallEffects(writes=_nodes(node))
         if facts.writes_statistics:
-            return CallEffects(writes=_statistics(node))
+            return CallEffects(writes=tuple(nodes_in(statistics_written(node.target, node.args, node.kwargs))))
         schemas = self._schemas.get(name)
         if schemas is None:
             schemas = self._schemas[name] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
@@ -273,7 +275,8 @@ class Effects:
                     value = _argument(node, position, argument.name)
                     writes.update(dict.fromkeys(nodes_in(value)))
         is_random = _is_random(node, name)
-        if not writes and not facts.draws and facts.dropout_at is None and _inplace_position(node) is None:
+        depends = facts.draws or facts.dropout_at is not None or name in _RENORMALIZING
+        if not writes and not depends and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())
         return CallEffects(writes=tuple(writes), shares=shares, is_random=is_random)
@@ -317,17 +320,6 @@ def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> C
 def _unknown(node: Node) -> CallEffects:
     """Return the effects of code that may do anything with what it is given."""
     return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
-
-
-def _statistics(node: Node) -> tuple[Node, ...]:
-    options = (*node.args[5:6], node.kwargs.get("training"), node.kwargs.get("use_input_stats"))
-    name = name_of(node.target)
-    if any(option is False for option in options) and not name.endswith("update_stats"):  # they are only read
-        return ()
-    # F.batch_norm(input, mean, variance, ...), but torch.batch_norm(input, weight, bias, mean, variance, ...).
-    first = 1 if inspect.isfunction(node.target) or name.endswith("update_stats") else 3
-    values = [node.kwargs.get("running_mean"), node.kwargs.get("running_var"), *node.args[first : first + 2]]
-    return tuple(value for value in values if isinstance(value, Node))
 
 
 def _is_sequence(value: Any, known: dict[Node, bool]) -> bool:

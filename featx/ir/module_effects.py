@@ -23,7 +23,9 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
         return False, True
     if is_read_only(type(module)):
         return False, False
-    if not is_torch_layer(type(module)) or module.__dict__.get("inplace"):
+    if any(not is_torch_layer(type(part)) or "forward" in part.__dict__ for part in module.modules()):
+        return True, True
+    if module.__dict__.get("inplace"):
         return True, True
     return False, isinstance(module, _VIEW_MODULES + _DRAW_IN_TRAINING)
 

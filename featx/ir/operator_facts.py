@@ -7,6 +7,7 @@ schema says, and functions of torch that are written in Python.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,24 @@ def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def targets_of_write(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return what a call of torch that writes may write: its first argument, and `out`."""
     return first_argument(args, kwargs), kwargs.get("out")
+
+
+def statistics_written(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the running statistics that a call of batch or instance norm gets, if it may write them.
+
+    Args:
+        function: what is called; its name `writes_statistics`.
+        args: its arguments by position.
+        kwargs: those by name.
+    """
+    is_update = name_of(function).endswith("update_stats")
+    flags = (*args[5:6], kwargs.get("training"), kwargs.get("use_input_stats"))
+    if not is_update and any(flag is False for flag in flags):  # they are only read
+        return ()
+    # F.batch_norm(input, mean, variance, ...), but torch.batch_norm(input, weight, bias, mean, variance, ...).
+    first = 1 if is_update or inspect.isfunction(function) else 3
+    given = (kwargs.get("running_mean"), kwargs.get("running_var"), *args[first : first + 2])
+    return tuple(each for each in given if each is not None)
 
 
 def facts_of_call(node: Node) -> OperatorFacts:

@@ -112,6 +112,24 @@ def test_it_computes_the_same_in_both_modes(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(copy.state_dict()[key], value) for key, value in extractor.state_dict().items())
 
 
+class AnotherTensorByMode(nn.Module):
+    """Has tensors that are neither parameters nor buffers, one for each mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shifts = [torch.arange(4.0), torch.arange(4.0) * 10]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shifts[0 if self.training else 1]
+
+
+def test_a_tensor_that_stands_in_the_code_of_each_mode(tmp_path: Path) -> None:
+    model, x = AnotherTensorByMode(), torch.rand(2, 4)
+    copy = written(extractor_of(model, ["output"], x), tmp_path / "code")()
+    for mode in (True, False):
+        assert torch.equal(copy.train(mode)(x)["output"], model.train(mode)(x))
+
+
 @pytest.mark.slow
 def test_the_state_is_that_of_the_module(tmp_path: Path) -> None:
     extractor = extractor_of(Odd().eval(), ["output"], torch.rand(2, 5, 8))
@@ -479,3 +497,94 @@ def test_an_extractor_that_begins_at_integers(tmp_path: Path) -> None:
     alone = written(extractor.eval(), tmp_path / "code")()
     ids = torch.tensor([[1, 9], [0, 4]])
     assert torch.equal(alone(ids)["last"], model.last(model.embeds(ids)))
+
+
+# -- the tensors and the modes ------------------------------------------------------------------------------------------
+
+
+class Weighs(nn.Module):
+    """Multiplies by a parameter or a buffer."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        if tensor.is_floating_point() or tensor.is_complex():
+            self.weight = nn.Parameter(tensor)
+        else:
+            self.register_buffer("weight", tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight.to(torch.complex64 if self.weight.is_complex() else torch.float32)
+
+
+DTYPES = [torch.complex64, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_rare_dtypes_are_written_and_train_as_they_did(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.rand(2, 3)
+    extractor = extractor_of(Weighs(torch.tensor([1.0, 0.0, 2.0]).to(dtype)), ["output"], x)
+    copy = written(extractor, tmp_path / "code")()
+    assert copy.weight.dtype is dtype
+    assert copy.weight.requires_grad is extractor.weight.requires_grad
+    assert torch.equal(copy(x)["output"], extractor(x)["output"])
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("all", torch.zeros(4))
+        self.register_buffer("head", self.all[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.all.add_(1)
+        return x + self.head.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [(Weighs(torch.ones(3, dtype=torch.complex128)), "torch.complex128"), (Views(), "'head' and 'all' share memory")],
+)
+def test_tensors_that_no_file_holds_are_refused(model: nn.Module, reason: str, tmp_path: Path) -> None:
+    extractor = extractor_of(model, ["output"], torch.rand(2, 3) if isinstance(model, Weighs) else torch.rand(2))
+    with pytest.raises(featx.ArgumentTypeError, match=reason):
+        extractor.to_folder(tmp_path / "code", "Code", pickled=False)
+    assert not (tmp_path / "code").exists()
+
+
+class ReadsStrides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.register_buffer("turned", torch.rand(3, 8).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).permute(0, 2, 3, 1).view(-1, 8) @ self.turned
+
+
+def test_weights_keep_their_strides(tmp_path: Path) -> None:
+    x = torch.rand(2, 3, 8, 8)
+    extractor = extractor_of(ReadsStrides(), ["output"], x)
+    copy = written(extractor, tmp_path / "code")()
+    assert copy.turned.stride() == (1, 8)
+    assert torch.equal(copy(x)["output"], extractor(x)["output"])
+
+
+class AsksForMode(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if self.training else x * 3
+
+
+def test_modules_keep_their_modes(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Sequential(nn.ReLU(), nn.Dropout(0.5)))
+    model[1].eval()
+    x = torch.rand(3, 4)
+    extractor = extractor_of(model, ["0", "1", "2.0"], x)
+    copy = written(extractor, tmp_path / "code")()
+    assert copy.training
+    assert not copy.get_submodule("1").training
+    assert torch.equal(copy(x)["1"], model[1](model[0](x)))
+    opened = nn.Sequential(nn.Linear(4, 4), AsksForMode())
+    opened[1].eval()
+    extractor = extractor_of(opened, ["1.mul"], x)
+    with pytest.raises(featx.ArgumentTypeError, match="are in another mode than the model"):
+        extractor.to_folder(tmp_path / "other", "Code", pickled=False)

@@ -190,6 +190,15 @@ def test_normalisation_by_given_statistics_writes_nothing(
     assert torch.equal(statistics[1], torch.ones(3))
 
 
+def test_a_lookup_that_scales_its_weight_writes_it_beside_one_that_does_not() -> None:
+    graph = Graph()
+    ids, weight = graph.placeholder("ids"), graph.placeholder("weight")
+    plain, scaling = [graph.call_function(functional.embedding, (ids, weight, *more)) for more in ((), (None, 1.0))]
+    effects = Effects(graph)
+    assert effects.of(plain).writes == ()
+    assert weight in effects.of(scaling).writes
+
+
 @pytest.mark.parametrize("check", [torch._assert, torch._check])
 def test_assertions_are_checks(check: Any) -> None:
     assert effects_of(lambda graph, x, y: graph.call_function(check, (x, "message"))).is_check

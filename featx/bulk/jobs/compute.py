@@ -127,6 +127,7 @@ class Runner:
                 raise
             if isinstance(error, torch.OutOfMemoryError) and len(numbers) > 1:
                 self._most_at_once = len(numbers) - 1
+                self._filled_to = min(self._filled_to, len(numbers) // 2)
             reason = reason_of(error)
         else:
             if not reason:

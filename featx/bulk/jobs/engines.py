@@ -210,7 +210,7 @@ class _Actors:
     def __init__(self, ray: Any, make: Callable[[], Any], count: int) -> None:
         self._ray = ray
         self._make = make
-        self._began = time.perf_counter()
+        self._asked_at = 0.0
         self._failed = 0
         self.idle: list[Any] = []
         # By what tells that they have.
@@ -221,6 +221,7 @@ class _Actors:
     def start(self) -> None:
         """Start an actor. It gets no shard before it runs: there may be no room for it."""
         worker = self._make()
+        self._asked_at = time.perf_counter()
         self.starting[worker.ready.remote()] = worker
 
     def note_start(self, done: Any) -> bool:
@@ -239,8 +240,8 @@ class _Actors:
         return True
 
     def seconds(self) -> float:
-        """Return how long ago the first ones were started."""
-        return time.perf_counter() - self._began
+        """Return how many seconds ago the latest actor was asked for."""
+        return time.perf_counter() - self._asked_at
 
     def kill(self, others: Iterable[Any]) -> None:
         """End all actors, and `others`."""

@@ -261,7 +261,8 @@ class _Writer:
         arrays = [self._arrow.array(self._keys[:count], self._arrow.string())]
         self._keys = self._keys[count:]
         for column in self._columns:
-            held = torch.cat(self._rows[column.name])
+            rows = self._rows[column.name]
+            held = rows[0] if len(rows) == 1 else torch.cat(rows)
             arrays.append(_array(self._arrow, held[:count], column))
             self._rows[column.name] = [held[count:]]
         self._file.write(self._arrow.record_batch(arrays, schema=self._schema))

@@ -102,13 +102,14 @@ class RemoteFolder:
     def publish(self, temporary: Path, name: str) -> None:
         """Upload a written file under its final name, and remove it here."""
         reach("before the rename")
-        if self._is_object_store:
-            self._files.put_file(str(temporary), self._inside(name))
-        else:
-            uploaded = self._inside(temporary.name)
-            self._files.put_file(str(temporary), uploaded)
-            self._files.mv(uploaded, self._inside(name))
-        size, there = temporary.stat().st_size, self._files.info(self._inside(name))["size"]
+        with told_of_url(self._url, "written"):
+            if self._is_object_store:
+                self._files.put_file(str(temporary), self._inside(name))
+            else:
+                uploaded = self._inside(temporary.name)
+                self._files.put_file(str(temporary), uploaded)
+                self._files.mv(uploaded, self._inside(name))
+            size, there = temporary.stat().st_size, self._files.info(self._inside(name))["size"]
         if size != there:
             raise ExtractionError(f"'{self.place(name)}' has {there} bytes of {size} after its upload; start again")
         reach("after the rename")

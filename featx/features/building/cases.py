@@ -112,8 +112,11 @@ class Cases:
                 return result
         if is_in_jit_trace():  # a trace of the model would become a part of that one
             raise refused[0]
-        self._further[mode].append(case := self._traced(module, args, kwargs, refused[0]))
-        return case[1](module, *args, **with_defaults(module.graph, len(args), kwargs))
+        case = self._traced(module, args, kwargs, refused[0])
+        result = case[1](module, *args, **with_defaults(module.graph, len(args), kwargs))
+        self._further[mode].append(case)
+        self._held_last[mode] = len(self._further[mode])
+        return result
 
     def graphs_for(self, module: DualGraphModule, args: Any, kwargs: Any) -> Iterator[Graph]:
         """Yield the graphs of `module` in its mode, and one for these inputs, which is made when it is asked for."""

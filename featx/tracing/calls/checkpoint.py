@@ -20,7 +20,7 @@ class Checkpoint:
         self._states, self._autocast = checks.states.mark(), recorder.autocast_modes.mark()
         self._events = [] if recorder.call_record is None else recorder.call_record.events
         self._number_of_events = len(self._events)
-        self._called = recorder.called or {}
+        self._called = {} if recorder.called is None else recorder.called
         self._number_of_called = len(self._called)
 
     def roll_back(self, module: nn.Module) -> None:

@@ -292,7 +292,7 @@ class TorchCalls:
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
         name = function.__name__
-        is_draw = facts_of(name).draws
+        is_draw = draws_now(name, args, kwargs)
         if is_draw:
             self.check_generator()
         result = self.execute(function, args, kwargs)

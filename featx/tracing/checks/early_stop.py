@@ -30,7 +30,7 @@ from featx.tracing.source.attributes import is_read_once
 # `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
 _WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
 
-_GRADIENT_HOOK = re.compile(r"\.register_hook\(")
+_GRADIENT_HOOK = re.compile(r"\.(register_(post_accumulate_grad_)?hook|retain_grad)\b")
 
 
 def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:

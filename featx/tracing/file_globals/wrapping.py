@@ -46,7 +46,7 @@ def wrap(fn_or_name: _F) -> _F:
         if frame.f_code.co_name != "<module>":
             raise TraceError(f"wrap({fn_or_name!r}) must be called at the top level of a Python module")
         frame.f_globals.setdefault(_MARK, set()).add(fn_or_name)
-    elif callable(fn_or_name):
+    elif callable(fn_or_name) and hasattr(fn_or_name, "__name__"):
         namespace = getattr(fn_or_name, "__globals__", frame.f_globals)  # a builtin function has none
         namespace.setdefault(_MARK, set()).add(cast(Any, fn_or_name).__name__)
     else:

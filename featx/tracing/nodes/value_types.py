@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any, Optional
 
 import torch
@@ -11,9 +10,15 @@ from torch import nn
 
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
-from featx.ir.operator_facts import VIEW_ATTRIBUTES
+from featx.ir.operator_facts import VIEW_ATTRIBUTES, is_set
 from featx.ir.paths import held_at
 
+# The positions of the argument with which a pooling returns indices too.
+_RETURN_INDICES_AT = {
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), 6),
+    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"), 2),
+    **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool3d"), 4),
+}
 _ARITHMETIC = frozenset(
     "add sub mul truediv floordiv mod pow neg pos matmul eq ne lt gt le ge and_ or_ xor invert lshift rshift "
     "iadd isub imul itruediv ifloordiv imod ipow abs".split()
@@ -98,8 +103,9 @@ def _kind_of_function(node: Node, known: dict[Node, type | None]) -> type | None
     if getattr(math, name, None) is function:
         return int if name in ("ceil", "floor", "trunc", "gcd", "lcm", "comb", "perm", "factorial") else float
     if module == "torch.nn.functional":
-        takes_out_tuple = node.kwargs.get("return_indices") or name.endswith("with_indices")
-        return None if takes_out_tuple or name == "multi_head_attention_forward" else torch.Tensor
+        position = _RETURN_INDICES_AT.get(name)
+        gives_indices = is_set(node.args, node.kwargs, "return_indices", position) or name.endswith("with_indices")
+        return None if gives_indices or name == "multi_head_attention_forward" else torch.Tensor
     if name == "nonzero":
         return None
     if module in ("torch", "torch._C._nn", "torch.Tensor"):
@@ -136,5 +142,7 @@ def _kind_of_python_operator(node: Node, name: str, known: dict[Node, type | Non
     if name in ("eq", "ne", "lt", "gt", "le", "ge") and all(kind in (int, float) for kind in kinds):
         return bool
     if all(kind is int for kind in kinds):
-        return float if node.target is operator.truediv else int
+        if name in ("pow", "ipow"):  # 2 ** -1 is a float
+            return None
+        return float if name in ("truediv", "itruediv") else int
     return float if all(kind in (int, float) for kind in kinds) else None

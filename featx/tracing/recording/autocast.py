@@ -110,9 +110,10 @@ def _is_of_model(frame: FrameType) -> bool:
 
 
 def _state() -> AutocastState:
-    return autocast_state() if torch._C._is_any_autocast_enabled() else _OFF
+    if torch._C._is_any_autocast_enabled():
+        return autocast_state()
+    return tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
 
 
-_OFF: AutocastState = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
 _INIT, _ENTER, _EXIT = (getattr(torch.autocast, name).__code__ for name in ("__init__", "__enter__", "__exit__"))
 _OF_AUTOCAST = {_INIT, _ENTER, _EXIT}

@@ -86,7 +86,7 @@ def _code_after(node: ast.AST, frame: FrameType) -> tuple[ast.AST, list[ast.AST]
             if isinstance(parent, _LOOPS) and inside is parent.body:
                 parts += [*inside, *parent.orelse, *([parent.test] if isinstance(parent, ast.While) else [])]
                 targets |= set() if isinstance(parent, ast.While) else _loaded(parent.target)
-            elif isinstance(parent, ast.Try):
+            elif isinstance(parent, (ast.Try, ast.TryStar)):
                 parts += [*parent.handlers, *parent.orelse, *parent.finalbody]
         if isinstance(parent, _SCOPES):
             return parent, parts, targets
@@ -97,7 +97,7 @@ def _decides(node: ast.AST) -> bool:
     if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
         names = {id(each.value) for each in ast.walk(node.iter) if isinstance(each, ast.Attribute)}
         return any(isinstance(each, ast.Name) and id(each) not in names for each in ast.walk(node.iter))
-    return isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Match, ast.Try))
+    return isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Match, ast.Try, ast.TryStar))
 
 
 def _loaded(part: ast.AST) -> set[str]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from featx.ir.paths import module_at
 from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.objects.module_tree import forward_of
 from featx.tracing.source.aliases import aliased_parts
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import names_along
@@ -92,7 +93,7 @@ def _lines_of_submodule(module: nn.Module, called: _Chain) -> frozenset[Line]:
         return frozenset()
     if isinstance(inner, torch.jit.ScriptModule):
         return frozenset({("", 0)})  # anywhere
-    return argument_use(type(inner).forward, type(inner)).lines
+    return argument_use(forward_of(inner), type(inner)).lines
 
 
 def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write
+from featx.ir.operator_facts import draws_now, facts_of, first_argument, statistics_written, targets_of_write
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.objects.module_tree import registered_tensors
 from featx.tracing.signals import NeedsRealValues
@@ -280,7 +280,7 @@ class StandIns:
         """Say whether a call writes into a tensor of the model."""
         name = function.__name__
         if facts_of(name).writes_statistics:
-            return any(id(value) in self._owned for value in (*args[1:5], *kwargs.values()))
+            return any(id(value) in self._owned for value in statistics_written(function, args, kwargs))
         if facts_of(name).writes_first or "out" in kwargs:
             targets = targets_of_write(args, kwargs)
             return any(self._is_of_model(target) for target in targets)

@@ -23,7 +23,7 @@ from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
 from featx.ir.node import Node
-from featx.ir.operator_facts import facts_of, targets_of_write
+from featx.ir.operator_facts import draws_now, facts_of, targets_of_write
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
 from featx.tracing.objects.module_tree import has_forward_hooks, walk_modules
@@ -122,7 +122,7 @@ class RealTensors:
             return function(*args)
         if name == "__set__":
             self.refuse_assignment(function, args[0])
-        if facts_of(name).draws:
+        if draws_now(name, args, kwargs):
             return self._tracer.create_proxy("call_function", function, args, kwargs, name.strip("_"))
         if facts_of(name).reads_values:
             if is_own or any(memory_of(tensor) in self._stale for tensor in tensors):

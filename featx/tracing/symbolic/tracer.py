@@ -19,7 +19,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.module_effects import module_draws
 from featx.ir.node import Node, Target
-from featx.ir.operator_facts import facts_of, facts_of_call, name_of
+from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, name_of
 from featx.tracing.environment.autocast_state import autocast_nesting
 from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
@@ -388,7 +388,7 @@ class Tracer(TracerBase):
             raise refusal(self, TraceError, what, "make the module that does it a leaf, or enter it around the model")
         if self.check_mutable_operations and kind in ("call_function", "call_method"):
             self._refuse_write(target, kwargs)
-        if kind in ("call_function", "call_method") and facts_of(name_of(target)).draws:
+        if kind in ("call_function", "call_method") and draws_now(name_of(target), args, kwargs):
             self._note_draw()
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
         node.meta["nn_module_stack"] = self.scope.stack
