@@ -499,7 +499,7 @@ def test_an_extractor_that_begins_at_integers(tmp_path: Path) -> None:
     assert torch.equal(alone(ids)["last"], model.last(model.embeds(ids)))
 
 
-# -- the tensors and the modes ------------------------------------------------------------------------------------------
+# -- the tensors and the modes -----------------------------------------------------------------------------------------
 
 
 class Weighs(nn.Module):

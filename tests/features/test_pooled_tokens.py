@@ -101,8 +101,63 @@ def test_a_text_beside_an_image_has_a_first_and_a_last_token(how: Any, place: in
     model, inputs = OfTextAndImage().eval(), (torch.randint(9, (2, 5)), torch.rand(2, 3, 8, 8))
     extractor = featx.create_feature_extractor(model, {"text": Feature(pool=how)}, example_inputs=inputs)
     assert torch.equal(extractor(*inputs)["text"], model.text(model.words(inputs[0]))[:, place])
-    with pytest.raises(featx.RequestError, match="has no"):  # what follows from the image may be patches of it
-        featx.create_feature_extractor(model, {"matmul": Feature(pool=how)}, example_inputs=inputs)
+
+
+class OfTwoTexts(nn.Module):
+    """As wide as the first text is long, so that the second one could be taken for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.first, self.drop = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Dropout()
+        self.second = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, document: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        document = self.first(self.words(document))
+        return self.drop(self.second(self.words(query), document, document)[0])
+
+
+@pytest.mark.parametrize("length", [6, 7], ids=["as long as wide", "longer"])
+@pytest.mark.parametrize("how", ["avg", "last"])
+def test_the_tokens_of_a_second_text_are_those_that_are_pooled(how: Any, length: int) -> None:
+    torch.manual_seed(0)
+    model, inputs = OfTwoTexts().eval(), (torch.randint(9, (2, length)), torch.randint(9, (2, 4)))
+    extractor = featx.create_feature_extractor(model, {"drop": Feature(pool=how)}, example_inputs=inputs)
+    values = model(*inputs)
+    expected = values.mean(1) if how == "avg" else values[:, -1]
+    assert torch.allclose(extractor(*inputs)["drop"], expected, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [32, 7], ids=["as long as wide", "other"])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_decoder_is_pooled_over_its_own_tokens(length: int, is_padded: bool) -> None:
+    torch.manual_seed(0)
+    config = transformers.T5Config(d_model=32, d_kv=16, d_ff=48, num_layers=1, num_heads=2, vocab_size=100)
+    model = transformers.T5Model(config).eval()
+    extractor = featx.create_feature_extractor(model, {"decoder.final_layer_norm": Feature("x", pool="avg")})
+    inputs = {"input_ids": torch.randint(5, 90, (2, length)), "decoder_input_ids": torch.randint(5, 90, (2, 4))}
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    if is_padded:
+        inputs["decoder_attention_mask"] = mask
+    states = model(**inputs).last_hidden_state
+    expected = by_hand(states, mask if is_padded else torch.ones_like(mask), "avg")
+    assert torch.allclose(extractor(**inputs)["x"], expected, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "place"), [("cls", 0), ("last", -1)])
+def test_a_decoder_of_speech_has_a_last_token(how: Any, place: int) -> None:
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, vocab_size=100, max_source_positions=30,
+        max_target_positions=20, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = transformers.WhisperModel(config).eval()
+    inputs = {"input_features": torch.rand(2, 8, 60), "decoder_input_ids": torch.randint(3, 90, (2, 5))}
+    nodes = {"decoder.layer_norm": Feature("x", pool=how)}
+    extractor = featx.create_feature_extractor(model, nodes, example_inputs=inputs)
+    assert torch.equal(extractor(**inputs)["x"], model(**inputs).last_hidden_state[:, place])
 
 
 @pytest.mark.slow

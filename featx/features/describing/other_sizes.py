@@ -99,16 +99,14 @@ class OtherSizes:
         return "".join("N" if dim in samples else "L" if dim in places else "C" for dim in range(len(shape)))
 
     def layout_by_size(self, shape: tuple[int, ...]) -> str | None:
-        """Return the layout of a value that has as many samples and tokens as the text that is the first input."""
-        first = self._inputs[0] if self._inputs else None
-        if first is None or first.dim() != 2 or first.is_floating_point():
-            return None
-        batch, length = first.shape
-        if shape[:2] == (batch, length):
-            return "NLC"
-        if (shape[0], shape[2]) == (batch, length):
-            return "NCL"
-        return "LNC" if shape[:2] == (length, batch) else None
+        """Return the layout of a value that has as many samples and tokens as a text among the inputs.
+
+        None where these fit several layouts: of an encoder and a decoder, one may be as long as the other is wide.
+        """
+        texts = {tuple(each.shape) for each in self._inputs if each.dim() == 2 and not each.is_floating_point()}
+        places = {"NLC": shape[:2], "NCL": (shape[0], shape[2]), "LNC": shape[1::-1]}
+        fits = [layout for layout, place in places.items() if place in texts]
+        return fits[0] if len(fits) == 1 else None
 
     def _changed(self, key: str, shape: tuple[int, ...], runs: list[Shapes]) -> set[int]:
         found: set[int] = set()
@@ -118,16 +116,20 @@ class OtherSizes:
                 found.update(dim for dim, (now, before) in enumerate(zip(there, shape, strict=True)) if now != before)
         return found
 
+    @property
+    def _lengths(self) -> list[int]:
+        """The lengths of the texts and signals: of an encoder's input and of a decoder's, say."""
+        return list(dict.fromkeys(size for value in self._inputs for size in value.shape[1:]))
+
     @cached_property
     def _three_times_as_many_and_longer(self) -> Shapes:
-        """The shapes for three times as many samples, of twice the length; nothing where there are several lengths."""
+        """The shapes for three times as many samples, of twice the lengths; nothing where an input has channels."""
         batch, *lengths = self._inputs[0].shape if self._inputs else (0,)
         if len(lengths) != 1:
             return {}
-        length = lengths[0]
         return self._shapes(
             lambda value: [
-                3 * size if dim == 0 and size == batch else 2 * size if dim > 0 and size == length else size
+                3 * size if dim == 0 and size == batch else 2 * size if dim > 0 and size in self._lengths else size
                 for dim, size in enumerate(value.shape)
             ],
             has_guards=False,
@@ -143,8 +145,7 @@ class OtherSizes:
 
     @cached_property
     def _longer(self) -> list[Shapes]:
-        lengths = self._inputs[0].shape[1:] if self._inputs else ()
-        return [self._of_length(length) for length in dict.fromkeys(lengths)]
+        return [self._of_length(length) for length in self._lengths]
 
     def _of_length(self, length: int) -> Shapes:
         def other(factor: float) -> Shapes:

@@ -44,8 +44,10 @@ def process(
     output = graph.output_node()
     found: dict[str, tuple[Node, FeatureInfo]] = {}
     for first, node in dict(output.args[0]).items():
+        info = infos[first]
+        own_image = _image_of(node, info, image)
         for feature in features.get(first, (Feature(first),)):
-            for key, processed in _processed(graph, node, feature, infos[first], _behind(image, node)).items():
+            for key, processed in _processed(graph, node, feature, info, own_image).items():
                 if key in found:
                     raise RequestError(
                         f"the key '{key}' is given twice, once to prefix tokens that are put apart; choose another one"
@@ -55,11 +57,16 @@ def process(
     return {key: info for key, (_, info) in found.items()}
 
 
-def _behind(image: ImageInput | None, node: Node) -> ImageInput | None:
-    """Return the image, if a value may follow from it: the text of a model of both does not."""
+def _image_of(node: Node, info: FeatureInfo, image: ImageInput | None) -> ImageInput | None:
+    """Return the image, unless a value is one of a text beside it: it has other tokens, or does not follow from it."""
     if image is None or image.name is None:
         return image
-    return image if any(each.target == image.name for each in with_ancestors([node])) else None
+    sources = [each for each in with_ancestors([node]) if each.op == "placeholder"]
+    tokens = None if info.shape is None or info.stride is not None else info.shape[:2]
+    is_of_text = any(
+        tokens == tuple(each.meta.get("shape", ())) and not each.meta["dtype"].is_floating_point for each in sources
+    )
+    return image if not is_of_text and any(each.target == image.name for each in sources) else None
 
 
 def refuse_maps_of_scaled_images(
