@@ -81,6 +81,44 @@ def test_rows_that_are_not_those_of_samples_are_refused(kind: type[Net], reason:
     assert len(run(model, tmp_path / "photos", tmp_path / "out", check_rows=False)) == 8
 
 
+class AlongTheBatch(nn.Module):
+    """Takes the batch for the length, because batch_first=True was forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(x)[0]
+
+
+class WithoutStatistics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(7, track_running_stats=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+VALUES = {
+    "of any size": lambda: torch.rand(7, 5),
+    "of 0 and 1": lambda: (torch.rand(7, 5) > 0.5).float(),
+    "all 0": lambda: torch.zeros(7, 5),
+}
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("kind", [AlongTheBatch, WithoutStatistics])
+def test_rows_that_depend_on_earlier_samples_or_on_samples_of_two_values_are_refused(
+    kind: type[nn.Module], values: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    first = VALUES[values]()
+    with pytest.raises(featx.RequestError, match=DEPENDS):
+        run(kind().eval(), [first, torch.rand(7, 5), torch.rand(7, 5)], tmp_path / "out", transform=nn.Identity())
+
+
 class Padded(nn.Module):
     """An encoder that packs its batch where the mask has its padding at the end."""
 

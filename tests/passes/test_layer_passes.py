@@ -197,6 +197,34 @@ def test_linear_layers_are_merged(bias: bool) -> None:
     assert not merge_parallel_linears(gm)
 
 
+STRIDED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "joins dimensions": (lambda box: box.view(-1, 4), True),
+    "joins those of a view": (lambda box: box.unsqueeze(1).view(-1, 4), True),
+    "reads memory": (lambda box: torch.as_strided(box, (2, 2), (4, 1)), False),
+    "asks": (lambda box: box.stride(0) * box, False),
+    "an overload": (lambda box: torch.ops.aten.view.default(box, [-1, 4]), False),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_results_whose_strides_code_depends_on(name: str) -> None:
+    function, is_merged = STRIDED[name]
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score, self.box = nn.Linear(6, 3), nn.Linear(6, 12)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.score(x), function(self.box(x))
+
+    gm, x = symbolic_trace(Heads().eval()), torch.rand(5, 6)
+    expected = gm(x)
+    assert merge_parallel_linears(gm) is is_merged
+    gm.graph.lint()
+    assert all(map(torch.allclose, gm(x), expected))
+
+
 def test_gradients_reach_the_input_and_the_merged_layer() -> None:
     x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
     gm, expected = traced(Attention(), x)
