@@ -728,3 +728,33 @@ def test_stage_is_the_last_value_also_where_layers_lie_in_lists(activation: Any)
     model, x = ActivatesOutside(activation).eval(), torch.rand(1, 3, 64, 64)
     backbone = featx.create_backbone(model, strides=(4, 8))
     assert torch.equal(list(backbone(x).values())[-1], model(x))
+
+
+# -- necks -------------------------------------------------------------------------------------------------------------
+
+
+class ToNumber(nn.Module):
+    def forward(self, maps: Any) -> float:
+        return 3.0
+
+
+def test_a_backbone_with_a_neck_is_scripted(resnet: nn.Module) -> None:
+    backbone = featx.create_backbone(resnet, strides=(8, 16))
+    whole = backbone.with_neck(torchvision.ops.FeaturePyramidNetwork(backbone.channels, 4)).eval()
+    found = torch.jit.script(whole)(X)
+    assert all(torch.equal(found[key], value) for key, value in whole(X).items())
+
+
+@pytest.mark.parametrize(
+    ("neck", "kind", "message"),
+    [
+        (None, featx.ArgumentTypeError, "neck must be a module"),
+        (torchvision.ops.FeaturePyramidNetwork, featx.ArgumentTypeError, "neck must be a module"),
+        (ToNumber(), featx.RequestError, "must return maps"),
+        (torchvision.ops.FeaturePyramidNetwork([3, 4], 4), featx.RequestError, r"backbone\.channels is \[128, 256\]"),
+    ],
+    ids=["None", "class", "number", "channels"],
+)
+def test_a_wrong_neck_is_refused(resnet: nn.Module, neck: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        featx.create_backbone(resnet, strides=(8, 16)).with_neck(neck)
