@@ -206,15 +206,6 @@ def test_module_that_is_called_again_where_no_trace_goes_is_refused(path: str) -
     assert torch.equal(value, last_hook(model, "blocks.0" if path == "blocks" else path, x))
 
 
-def test_module_that_is_called_once_needs_no_run_behind_it(caplog: pytest.LogCaptureFixture) -> None:
-    model, x = Untraceable(2), torch.rand(2, 4)
-    with caplog.at_level("DEBUG", "featx"):
-        found = featx.create_feature_extractor(model, ["once", "once.block"], example_inputs=x)(x)
-    assert "what follows the last node" not in caplog.text
-    for path, value in found.items():
-        assert torch.equal(value, last_hook(model, path, x))
-
-
 class Detects(nn.Module):
     """Says what it computes after the point at which a trace without values ends."""
 

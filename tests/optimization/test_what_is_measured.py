@@ -78,13 +78,13 @@ class Turned(nn.Module):
         return self.folds(x.transpose(0, 1))
 
 
-def test_what_fails_for_another_number_of_samples_is_not_chosen() -> None:
+def test_merged_layers_whose_results_are_looked_at_in_one_piece_run_for_another_number_of_samples() -> None:
     plan = optimized(Turned(), torch.rand(1, 5, 8), tolerance=1e-3).plan
     assert plan is not None
     assert OTHER_FORM in plan.inputs
     merged = [trial for trial in plan.trials if "merge_parallel_linears" in trial.recipe.rewrites]
     assert merged
-    assert all("view size is not compatible" in trial.problem for trial in merged)
+    assert not any("view size" in trial.problem for trial in merged)
 
 
 class Unfolds(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 from torch import nn
@@ -15,22 +15,21 @@ from featx.ir.effects import Effects
 from featx.ir.equality import first_nodes
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
+from featx.ir.operator_facts import facts_of
 from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.checks.other_calls import attributes_assigned_in
 from featx.tracing.example.conditions import Conditions
-from featx.tracing.example.plain_run import FullRun, run_to_the_end
+from featx.tracing.example.plain_run import SETS_HOOKS, FullRun, run_to_the_end
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.same_needed import count_needed
-from featx.tracing.objects.module_tree import registered_tensors, tensors_at
+from featx.tracing.objects.module_tree import forward_of, registered_tensors, tensors_at
 from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import KEEP_WHOLE_ADVICE
-from featx.tracing.source.attributes import is_read_once
-
-# `mul_(...)`, `p.data = ...`, `self.m += ...`, `w[0] = ...`
-_WRITE = re.compile(r"(?<!_)_\(|\.data\b|\bself\.[\w.]+\s*[-+*/]=|\]\s*[-+*/]?=(?!=)")
-
-_GRADIENT_HOOK = re.compile(r"\.(register_(post_accumulate_grad_)?hook|retain_grad)\b")
+from featx.tracing.source.attributes import is_read_once, names_read_in
+from featx.tracing.source.location import names_in
 
 
 def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:
@@ -74,31 +73,88 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     """Say what forward does after the place where a trace stopped, if that matters."""
     if trace.early_stop_reason is None:
         return None
-    tracer, root = request.tracer, trace.model_context.root
-    if any(_has_line(type(module), _GRADIENT_HOOK, unless_known=False) for module in root.modules()):
-        return "may register a hook for the gradients of a requested value"
+    root = trace.model_context.root
+    if any(_sets_gradient_hooks(type(module)) for module in root.modules()):
+        return SETS_HOOKS
     read = _within_reach(_read_tensors(trace.graph, trace.model_context), trace)
     missed = trace.missed_state_writes() if read else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
     written = [path for path in read if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
+    called = _called_again(request, trace)
+    again = sorted(called & trace.called_later)
+    if again:
+        return f"may call '{again[0]}' again, whose last call is requested"
+    return _missed_in_run(request, trace, read, called) if not written else _writes(written[0])
+
+
+def _called_again(request: TraceRequest, trace: ExampleTrace) -> set[str]:
+    """Return the requested modules that may be called after the place where the trace stopped."""
+    tracer, root = request.tracer, trace.model_context.root
     modules = {str(node.target) for node in trace.graph.find_nodes(op="call_module")}
     leaves = {path for path in modules if tracer.is_leaf(root.get_submodule(path), path)}
     # Of a leaf, a name means the first call.
-    called = {
+    return {
         path
         for path in trace.module_calls.calls_asked_for.keys() - leaves
         if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
-    again = sorted(called & trace.called_later)
+
+
+def _missed_in_run(
+    request: TraceRequest, trace: ExampleTrace, read: Mapping[str, str], called: Collection[str]
+) -> str | None:
+    """Run a copy of the model to its end, and say what it does there that matters."""
+    run = _run_to_the_end(request, trace, read, called)
+    again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
     if again:
-        return f"may call '{again[0]}' again, whose last call is requested"
-    if not written and (read or called):
-        run = _run_to_the_end(request, trace, read, called)
-        again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
-        if again:
-            return f"calls '{again[0]}' again, whose last call is requested"
-        written = run.written
-    return f"writes '{written[0]}', which the requested nodes read in the next call" if written else None
+        return f"calls '{again[0]}' again, whose last call is requested"
+    if run.gradients is not None:
+        return run.gradients
+    if run.written:
+        return _writes(run.written[0])
+    stored = sorted(_read_attributes(trace, run.changed - attributes_assigned_in(trace)))
+    if stored:
+        path, name = stored[0]
+        return f"stores a value in '{f'{path}.{name}'.lstrip('.')}', which the code of the requested nodes reads"
+    return next(
+        (
+            f"calls '{path}' again, which writes its own tensors"
+            for path, count in _writing_calls(trace).items()
+            if run.runs[path] > count
+        ),
+        None,
+    )
+
+
+def _writes(path: str) -> str:
+    return f"writes '{path}', which the requested nodes read in the next call"
+
+
+def _read_attributes(trace: ExampleTrace, changed: Iterable[Attribute]) -> Iterator[Attribute]:
+    """Yield those of some attributes that code may read which runs before the last needed node."""
+    modules = {path: module for module, path in trace.replica.paths.items()}
+    needed = first_nodes(trace.graph, count_needed(trace))
+    on_the_way = {"", *(path for node in needed for path in node.meta.get("nn_module_stack", ()))}
+    reading = [path for path in on_the_way if path in modules and not is_torch_layer(type(modules[path]))]
+    forwards = {path: forward_of(modules[path]) for path in reading}
+    names = {
+        path: names_read_in(forward, type(modules[path]))
+        for path, forward in forwards.items()
+        if inspect.isfunction(forward)
+    }
+    for owner, name in changed:
+        if any(name in read and f"{owner}.".startswith(f"{path}." if path else "") for path, read in names.items()):
+            yield owner, name
+
+
+def _writing_calls(trace: ExampleTrace) -> Counter[str]:
+    """Return how often needed nodes call each module that writes its own tensors, by path."""
+    root = trace.model_context.root
+    effects = Effects(trace.graph, root)
+    needed = first_nodes(trace.graph, count_needed(trace))
+    calls = [node for node in needed if node.op == "call_module" and effects.of(node).writes_state]
+    paths = {id(module): path for path, module in root.named_modules()}
+    return Counter(paths[id(root.get_submodule(node.target))] for node in calls)
 
 
 def _run_to_the_end(
@@ -141,23 +197,22 @@ def _read_tensors(graph: Graph, context: ModelContext) -> dict[str, str]:
     tensors = dict(registered_tensors(root))
     reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
     found = {str(node.target): "" for node in reads if memory.of(node) not in written}
-    if not any(_has_line(kind, _WRITE, unless_known=True) for kind in {type(module) for module in root.modules()}):
-        buffers = {name for name, _ in root.named_buffers(remove_duplicate=False)}
-        return {path: reader for path, reader in found.items() if path in buffers}
     readers = {str(node.target) for node in graph.find_nodes(op="call_module")}
     of_modules = {path: reader for path in tensors for reader in parents_of(path) if reader in readers}
     return of_modules | found
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_line(kind: type[nn.Module], line: re.Pattern[str], *, unless_known: bool) -> bool:
-    """Say whether a method of a class of the user's has such a line; `unless_known` where it cannot be read."""
+def _sets_gradient_hooks(kind: type[nn.Module]) -> bool:
+    """Say whether a method of a class of the user's sets a hook for gradients; no where it cannot be read."""
     own = [each for each in kind.__mro__ if each is not object and not is_torch_layer(each)]
     methods = [value for each in own for value in vars(each).values() if inspect.isfunction(value)]
-    try:
-        return any(line.search(inspect.getsource(method)) for method in methods if method.__name__ != "__init__")
-    except (OSError, TypeError):
-        return unless_known
+    return any(
+        facts_of(name).changes_gradients
+        for method in methods
+        if method.__name__ != "__init__"
+        for name in names_in(method.__code__)
+    )
 
 
 def _may_be_called_again(root: nn.Module, path: str, failed_module_path: str) -> bool:

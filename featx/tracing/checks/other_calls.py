@@ -109,7 +109,9 @@ def assigned_by_two_calls(tracer: ExampleTracer, root: Any, inputs: _Inputs) -> 
                 before = traces[-1] if traces else None
                 conditions = Conditions("a call in the other mode", is_real, gradients, before=before)
                 traces.append(tracer.run_once(context, *inputs, None, conditions))
-            return None if any(map(_keeps_own_module_whole, traces)) else set().union(*map(_assigned, traces))
+            if any(map(_keeps_own_module_whole, traces)):
+                return None
+            return set().union(*map(attributes_assigned_in, traces))
         finally:
             for trace in traces:
                 trace.drop_replica()
@@ -117,7 +119,8 @@ def assigned_by_two_calls(tracer: ExampleTracer, root: Any, inputs: _Inputs) -> 
     return _first_that_runs(tracer, run)
 
 
-def _assigned(trace: ExampleTrace) -> set[Attribute]:
+def attributes_assigned_in(trace: ExampleTrace) -> set[Attribute]:
+    """Return the attributes that forward has assigned in a trace, or changed in place."""
     states = ((trace.checks.states.initial(module), path) for module, path in trace.replica.paths.items())
     return {(path, place.name) for state, path in states if state is not None for place, _ in state.assigned_values()}
 

@@ -6,15 +6,18 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
+from featx.ir.operator_facts import facts_of
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
-from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.inputs.model_call import as_given
+from featx.tracing.model_state.module_state import ModuleState, parts_of, replaced_part
 from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.objects.module_tree import registered_tensors, tensors_of
 from featx.tracing.objects.structure import copy_structure
@@ -23,6 +26,8 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.stand_ins.kernels import Kernels
+
+SETS_HOOKS = "may register a hook for the gradients of a requested value"
 
 
 class PlainRun(NamedTuple):
@@ -39,11 +44,13 @@ def run_plainly(
     kwargs: Mapping[str, Any],
     *,
     skips_convolutions: bool = False,
+    function_mode: AbstractContextManager[Any] | None = None,
 ) -> PlainRun:
     """Run `root`, a replica of the model with tensors of its own.
 
     Inputs are copied. Other tensors that it writes, torch's modes and random generators are put back. With
-    `skips_convolutions` convolutions give zeros, which takes a fraction of the time.
+    `skips_convolutions` convolutions give zeros, which takes a fraction of the time. `function_mode` sees the torch
+    calls.
     """
     modes, generators, generator = ThreadModes(), SharedGenerators(), TorchGenerator()
     foreign = ForeignTensors(tensor for module in root.modules() for _, tensor in tensors_of(module))
@@ -60,7 +67,7 @@ def run_plainly(
     foreign.note_made((call_args, call_kwargs))
     context.refresh_caches(forget_left=True)
     try:
-        with kernels:
+        with kernels, function_mode or nullcontext():
             return PlainRun(root(*call_args, **call_kwargs), None)
     except Exception as error:
         return PlainRun(None, error)
@@ -102,11 +109,17 @@ class FullRun(NamedTuple):
     Attributes:
         written: the paths of tensors that it has written or replaced.
         calls: how many calls it made of which the output is that of a module, by the paths of modules.
+        runs: how often each module ran, by path.
+        changed: the attributes of modules that hold something else than before, each by the path of its module.
+        gradients: what it does with gradients, for a message: it sets hooks for those of tensors, or calls backward.
         has_failed: whether forward has raised an error, so that what it does after that is not known.
     """
 
     written: list[str]
     calls: Counter[str]
+    runs: Counter[str]
+    changed: set[tuple[str, str]]
+    gradients: str | None
     has_failed: bool
 
 
@@ -139,12 +152,13 @@ def run_to_the_end(
     of_readers: dict[str, list[str]] = {}
     for path in tensors_read:
         of_readers.setdefault(read[path], []).append(path)
-    calls: Counter[str] = Counter()
+    calls, runs = Counter[str](), Counter[str]()
     outer: list[str] = []
 
     def count(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         path = replica.paths[module]
         calls.update(asked_for_by(path, called, outer))
+        runs[path] += 1
         outer.append(path)
         try:
             return forward(*args, **kwargs)
@@ -153,15 +167,42 @@ def run_to_the_end(
             for own in of_readers.get(path, ()) if path else ():
                 states[own] = _state_of(tensors_read[own])
 
+    attributes = [(path, ModuleState(module), parts_of(module)) for module, path in replica.paths.items()]
     intercept(replica.paths, count)
-    run = run_plainly(context, root, args, kwargs, skips_convolutions=skips_convolutions)
+    gradients = _UsesOfGradients()
+    run = run_plainly(
+        context,
+        root,
+        args,
+        kwargs,
+        skips_convolutions=skips_convolutions,
+        function_mode=FunctionMode(gradients.on_call),
+    )
     after = dict(registered_tensors(root))
     written = [
         path
         for path, tensor in tensors_read.items()
         if after.get(path) is not tensor or _state_of(tensor) != states[path]
     ]
-    return FullRun(written, calls, run.error is not None)
+    modules = {path: module for module, path in replica.paths.items()}
+    changed = {(path, place.name) for path, state, _ in attributes for place, _ in state.assigned_values()}
+    replaced = ((path, replaced_part(modules[path], parts)) for path, _, parts in attributes)
+    changed |= {(path, name) for path, name in replaced if name is not None}
+    return FullRun(written, calls, runs, changed, gradients.found, run.error is not None)
+
+
+class _UsesOfGradients:
+    """Notes whether a model sets hooks for gradients, or changes the gradients of its parameters."""
+
+    def __init__(self) -> None:
+        self.found: str | None = None
+
+    def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if facts_of(function.__name__).changes_gradients:
+            self.found = SETS_HOOKS
+        elif function.__name__ == "backward":
+            self.found = "calls backward, which adds to the gradients of the model's parameters"
+        return function(*args, **kwargs)
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -201,7 +201,7 @@ def _changed_parameters(function: FunctionType) -> frozenset[int | str | None]:
 
 
 def is_read_once(kind: type, attribute: str) -> bool:
-    """Say whether `forward` reads an attribute of this name once in a call, and no other method reads it.
+    """Say whether `forward` calls what an attribute of this name holds once in a call, and no other method reads it.
 
     Without source: no.
     """
@@ -213,15 +213,21 @@ def is_read_once(kind: type, attribute: str) -> bool:
     return definition is not None and _count_reads(definition.body, attribute) == 1
 
 
-def _count_reads(part: Any, attribute: str) -> float:
-    """Count the places that read an attribute; what is in a loop or in another function may be read many times."""
+def _count_reads(part: Any, attribute: str, *, is_called: bool = False) -> float:
+    """Count the places that call what an attribute leads to.
+
+    What is in a loop or in another function may be read many times, and what is read for something else may be called
+    anywhere: `encoder = self.encoder`.
+    """
     if isinstance(part, list):
         return sum(_count_reads(each, attribute) for each in cast("list[Any]", part))
     if not isinstance(part, ast.AST):
         return 0
-    count = sum(_count_reads(value, attribute) for _, value in ast.iter_fields(part))
+    leads_on = isinstance(part, (ast.Attribute, ast.Subscript)) and is_called  # `self.encoder.layers[0](x)`
+    called = "func" if isinstance(part, ast.Call) else "value" if leads_on else ""
+    count = sum(_count_reads(value, attribute, is_called=name == called) for name, value in ast.iter_fields(part))
     if isinstance(part, ast.Attribute) and part.attr == attribute and isinstance(part.ctx, ast.Load):
-        count += 1
+        count += 1 if is_called else math.inf
     return math.inf if count and isinstance(part, _REPEATED) else count
 
 
