@@ -66,8 +66,9 @@ def nodes(
         if as_json:
             typer.echo(json.dumps(found.to_dicts()))
         else:
-            inside = next((row.name.partition(".")[0] for row in table if "." in row.name), "layer1")
-            hint = f"--depth N and --all show them, and --match '{inside}.*' what is like that"
+            inside = next((row.name.partition(".")[0] for row in table if "." in row.name), None)
+            hint = "--depth N and --all show them"
+            hint += "" if inside is None else f", and --match '{inside}.*' what is like that"
             typer.echo(found.to_text(depth, everything=everything or len(found) < len(table), hint=hint))
 
 

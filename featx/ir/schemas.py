@@ -45,7 +45,7 @@ def normalize_function(
     the one counts to which arguments of `arg_types` and `kwarg_types` can be passed.
 
     Raises:
-        PassError: several overloads fit, with other names or defaults, and no types are given.
+        PassError: several overloads of an operator of torch fit, with other names or defaults, and no types are given.
     """
     keywords = dict(kwargs or {})
     if inspect.isfunction(target):
@@ -57,6 +57,8 @@ def normalize_function(
         fitting = [signature for signature in fitting if _accepts(signature, *types)][:1]
     found = [_bound(signature, args, keywords, normalize_to_only_use_kwargs) for signature in fitting]
     if len({_defaults_of(pair, keywords) for pair in found}) > 1:
+        if qualified_name(target).startswith("operator."):  # `a + b`, of which torch.fx knows no signature
+            return None
         listed = "\n".join(map(str, fitting))
         raise PassError(f"{qualified_name(target)} has several overloads that fit; give arg_types:\n{listed}")
     return found[0] if found else None

@@ -661,6 +661,16 @@ def test_what_has_no_such_column_is_told(tmp_path: Path) -> None:
         find_source(datasets.DatasetDict({"train": table}))
 
 
+def test_a_column_whose_name_is_a_number(photos: list[str], tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame([[1, str(tmp_path / each)] for each in photos])  # as read_csv(header=None) makes it
+    names: list[Any] = ["1", 1]
+    for column in names:
+        assert len(find_source(table, column).keys) == len(photos)
+    with pytest.raises(featx.ExtractionError, match="has the columns 0, 1; say which one"):
+        find_source(table)
+
+
 def test_a_data_loader_is_told_to_be_its_data_set() -> None:
     loader = torch.utils.data.DataLoader([torch.rand(3)] * 4)
     with pytest.raises(featx.ArgumentTypeError, match=r"give loader\.dataset"):

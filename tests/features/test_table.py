@@ -100,6 +100,12 @@ def test_it_says_where_a_value_comes_from(table: featx.NodeTable) -> None:
         assert lines.read().splitlines()[int(line) - 1].strip() == "out += identity"
 
 
+def test_rows_of_classes_that_derive_from_one(table: featx.NodeTable) -> None:
+    norms = table.filter(type=nn.modules.batchnorm._BatchNorm)
+    assert norms.names == table.filter(type=nn.BatchNorm2d).names != []
+    assert table.filter(type=nn.Module).names == table.filter(kind="module").names
+
+
 def test_rows_are_filtered(table: featx.NodeTable) -> None:
     assert table.filter("layer?").names == ["layer1", "layer2", "layer3", "layer4"]
     assert table.filter(stride=32, kind="module", depth=1).names == ["layer4"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from typing import Any, Union
 
 import pytest
@@ -69,6 +70,7 @@ def test_arguments_of_a_node() -> None:
     assert pair is not None
     assert (pair.args, pair.kwargs["input"], pair.kwargs["kernel_size"], pair.kwargs["ceil_mode"]) == ((), x, 2, False)
     assert x.normalized_arguments(nn.Module()) is None
+    assert graph.call_function(operator.add, (x, x)).normalized_arguments(nn.Module()) is None
 
 
 def test_operation_that_writes_is_refused() -> None:

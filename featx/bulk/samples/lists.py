@@ -67,8 +67,12 @@ def values_of(source: Any, column: str | None) -> list[Any] | None:
     if package not in _LIBRARIES:
         return None
     if hasattr(source, "columns"):
-        names = [str(each) for each in getattr(source, "column_names", None) or source.columns]
-        source = source[_chosen(f"the {type(source).__name__}", names, column)]
+        if not hasattr(source, "__len__"):
+            raise ExtractionError(f"a {type(source).__name__} is not computed yet: collect it first")
+        columns = list(getattr(source, "column_names", None) or source.columns)
+        names = [str(each) for each in columns]
+        chosen = _chosen(f"the {type(source).__name__}", names, None if column is None else str(column))
+        source = source[columns[names.index(chosen)]]
     if package == "numpy" and (source.ndim != 1 or source.dtype.kind not in "OU"):
         return None
     convert = next(getattr(source, each) for each in ("to_pylist", "to_list", "tolist") if hasattr(source, each))

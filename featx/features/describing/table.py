@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args, overload
 
@@ -130,7 +130,8 @@ class NodeTable(Sequence[NodeInfo]):
 
         Args:
             match: a pattern of names, as in requests, or several: `"blocks.*"`, `["layer[34].**", "fc"]`.
-            type: the class of a module or its name, or the name of an operation; `"*Norm*"` is a pattern.
+            type: the class of a module, with those that derive from it, or a name: of a class or of an operation;
+                `"*Norm*"` is a pattern.
             kind: one of the kinds of `NodeInfo`, or several.
             stride: of this stride.
             shape: of this shape; None stands for any length.
@@ -142,7 +143,7 @@ class NodeTable(Sequence[NodeInfo]):
         """
         kinds = None if kind is None else _known_kinds(kind)
         patterns = None if match is None else _expressions(match)
-        wanted_type = None if type is None else _name_of_type(type)
+        types = None if type is None else _expression_of_types(type)
         lengths = None if shape is None else _lengths(shape)
         _check_kind("stride", stride, (int, float), "a number")
         _check_kind("depth", depth, (int,), "a number")
@@ -151,7 +152,7 @@ class NodeTable(Sequence[NodeInfo]):
         def holds(row: NodeInfo) -> bool:
             return (
                 (patterns is None or any(pattern.fullmatch(row.name) for pattern in patterns))
-                and (wanted_type is None or fnmatch.fnmatchcase(row.type, wanted_type))
+                and (types is None or types(row.type))
                 and (kinds is None or row.kind in kinds)
                 and (stride is None or row.stride == stride)
                 and (lengths is None or _is_of_shape(row.shape, lengths))
@@ -221,10 +222,19 @@ def _expressions(match: object) -> list[re.Pattern[str]]:
     return [expression_of(str(pattern)) for pattern in cast(Collection[object], patterns)]
 
 
-def _name_of_type(wanted: object) -> str:
-    if not isinstance(wanted, (str, type)):
+def _expression_of_types(wanted: object) -> Callable[[str], bool]:
+    """Return what says whether a name is that of a class or of one that derives from it, or fits a pattern."""
+    if isinstance(wanted, str):
+        return lambda name: fnmatch.fnmatchcase(name, wanted)
+    if not isinstance(wanted, type):
         raise ArgumentTypeError(f"type must be a class of modules, its name or a pattern of it, got {wanted!r:.200}")
-    return wanted if isinstance(wanted, str) else wanted.__name__
+    names: set[str] = set()
+    pending = [wanted]
+    while pending:
+        kind = pending.pop()
+        names.add(kind.__name__)
+        pending += type.__subclasses__(kind)
+    return names.__contains__
 
 
 def _lengths(shape: object) -> Sequence[int | None]:

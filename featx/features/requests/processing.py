@@ -148,8 +148,9 @@ def _check_form(feature: Feature, info: FeatureInfo) -> None:
         number = "one tensor in a tuple or dict" if len(info.shapes) == 1 else f"{len(info.shapes)} tensors"
         raise RequestError(
             f"{' and '.join(given)} in the Feature of '{info.node}' is for a value that is one tensor, and this one "
-            f"holds {number}: {', '.join(info.shapes)}. Do all of it in apply, which gets the value as it is, "
-            "such as apply=lambda value: value[0].mean(1)"
+            f"holds {number}: {', '.join(info.shapes)}. Ask for the node inside the module that is this tensor, or do "
+            "all of it in apply, which gets the value as it is and counts padding too: apply=lambda value: "
+            "value[0].mean(1)"
         )
     if feature.of_layout is not None and info.shape is not None and len(info.shape) != len(feature.of_layout):
         raise RequestError(
