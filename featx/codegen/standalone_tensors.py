@@ -105,6 +105,6 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
     size = tensor.element_size()
-    first = tensor.storage_offset() * size
+    first = int(tensor.storage_offset()) * size
     reach = sum(stride * (length - 1) for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
     return first, first + reach * size + size - 1

@@ -448,3 +448,22 @@ def test_forms_of_an_attribute_are_not_those_of_one_whose_name_starts_like_it(
     owner = graph.placeholder("owner")
     owner.meta["parts"] = {path: (torch.Size([2, 3]), torch.float32)}
     assert forms_of(graph.call_function(getattr, (owner, taken))) == expected
+
+
+class MixesPatches(nn.Module):
+    """Takes images of one size alone, since a layer works on the patches of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.mix = nn.Conv2d(3, 12, 4, stride=4), nn.Sequential(nn.Linear(16, 16))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.mix(self.stem(images).flatten(2)).transpose(1, 2)
+
+
+def test_what_mixes_patches_has_its_channels_first() -> None:
+    torch.manual_seed(0)
+    model, images = MixesPatches().eval(), torch.rand(2, 3, 16, 16)
+    request = {"mix": featx.Feature("x", pool="avg")}
+    found = featx.create_feature_extractor(model, request, example_inputs=images)(images)["x"]
+    assert torch.equal(found, model.mix(model.stem(images).flatten(2)).mean(2))

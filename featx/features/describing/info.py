@@ -323,6 +323,8 @@ class _Known:
         changed = [] if there is None or len(there) != 3 else [dim for dim in range(3) if there[dim] != shape[dim]]
         if len(changed) == 1 and (changed[0] > 0 or shape[1] == self._batch):
             return ("LNC", "NLC", "NCL")[changed[0]]
+        if there is None and are_patches == [False, True]:  # as what mixes the patches of images of one size has it
+            return "NCL"
         return "NCL" if not are_patches[0] and isinstance(module, _CHANNELS_FIRST) else "NLC"
 
 
