@@ -203,6 +203,7 @@ class _OfOneTensor(nn.Module):
         super().__init__()
         self.body = body
         self.neck = neck
+        self.training = body.training
 
     def forward(self, x: torch.Tensor):  # TorchScript finds out what it returns
         return self.neck(self.body(x))

@@ -217,3 +217,21 @@ def test_a_mask_of_another_shape_is_refused(mask: str) -> None:
         featx.create_feature_extractor(
             model, {"encoder.layer.0": feature}, example_inputs={"input_ids": ids, "attention_mask": padding}
         )
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 4, stride=4)
+
+    def forward(self, images: torch.Tensor, options: dict[str, float]) -> torch.Tensor:
+        return (self.stem(images) * options["scale"]).mean()
+
+
+def test_a_number_beside_a_pooled_map_where_an_input_is_no_tensor() -> None:
+    torch.manual_seed(0)
+    model, inputs = WithLoss().eval(), (torch.rand(2, 3, 8, 8), {"scale": 2.0})
+    nodes = {"stem": Feature("map", pool="avg"), "output": "loss"}
+    found = featx.create_feature_extractor(model, nodes, example_inputs=inputs)(*inputs)
+    assert torch.equal(found["map"], model.stem(inputs[0]).mean((2, 3)))
+    assert torch.equal(found["loss"], model(*inputs))

@@ -63,9 +63,8 @@ def _image_of(node: Node, info: FeatureInfo, image: ImageInput | None) -> ImageI
         return image
     sources = [each for each in with_ancestors([node]) if each.op == "placeholder"]
     tokens = None if info.shape is None or info.stride is not None else info.shape[:2]
-    is_of_text = any(
-        tokens == tuple(each.meta.get("shape", ())) and not each.meta["dtype"].is_floating_point for each in sources
-    )
+    known = [each.meta for each in sources if "shape" in each.meta]
+    is_of_text = any(tokens == tuple(each["shape"]) and not each["dtype"].is_floating_point for each in known)
     return image if not is_of_text and any(each.target == image.name for each in sources) else None
 
 
