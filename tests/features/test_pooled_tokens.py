@@ -224,13 +224,13 @@ class WithLoss(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 4, stride=4)
 
-    def forward(self, images: torch.Tensor, options: dict[str, float]) -> torch.Tensor:
-        return (self.stem(images) * options["scale"]).mean()
+    def forward(self, images: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
+        return (self.stem(images) * scales[0]).mean()
 
 
-def test_a_number_beside_a_pooled_map_where_an_input_is_no_tensor() -> None:
+def test_a_number_beside_a_pooled_map_where_an_input_is_a_list() -> None:
     torch.manual_seed(0)
-    model, inputs = WithLoss().eval(), (torch.rand(2, 3, 8, 8), {"scale": 2.0})
+    model, inputs = WithLoss().eval(), (torch.rand(2, 3, 8, 8), [torch.rand(1)])
     nodes = {"stem": Feature("map", pool="avg"), "output": "loss"}
     found = featx.create_feature_extractor(model, nodes, example_inputs=inputs)(*inputs)
     assert torch.equal(found["map"], model.stem(inputs[0]).mean((2, 3)))
