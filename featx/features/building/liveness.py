@@ -189,7 +189,9 @@ class Liveness:
         And the memory from which these writes would compute: a graph for other inputs has them.
         """
         guards = {
-            node: node.meta["missed_state_writes"] for node in self.graph.nodes if "missed_state_writes" in node.meta
+            node: node.meta["possible_state_writes"]
+            for node in self.graph.nodes
+            if "possible_state_writes" in node.meta
         }
         if not guards:
             return set(), set()

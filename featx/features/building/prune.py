@@ -24,8 +24,8 @@ def prune(
     """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
 
     Nodes after the last requested one are removed. Calls that write into a value that is read later are kept even if
-    nothing reads their result; so do writes into the state of the model that the kept part reads, random draws ahead
-    of a kept one (they move the generator), and checks of the form of kept values. All inputs stay.
+    nothing reads their result. Also kept are writes into state of the model that the kept part reads, random draws
+    before a kept one (they advance the generator), and checks of the form of kept values. All inputs stay.
     `graph` is not changed. O(nodes + edges).
 
     Where a kept call overwrites a wanted value later, there are two cases. If no other live value shares its memory,

@@ -33,14 +33,14 @@ class _Facts:
         edits: how often it had been edited when it was looked at.
         has_early_effects: whether something is written or drawn before one of its checks.
         written: the paths of tensors of the module that it may write, beside buffers.
-        whole: the paths of modules with Python code that it calls before one of its checks.
+        opaque_paths: the paths of modules with Python code that it calls before one of its checks.
         modes: the modules that it calls, with what is in them, and whether each was in train mode.
     """
 
     edits: int
     has_early_effects: bool
     written: tuple[str, ...]
-    whole: tuple[str, ...]
+    opaque_paths: tuple[str, ...]
     modes: tuple[tuple[nn.Module, bool], ...]
 
     def hold_for(self, graph: Graph) -> bool:
@@ -81,9 +81,9 @@ class RollbackRunner:
             TraceError: the graph does not hold for these inputs.
         """
         facts = self._facts_of(graph, module)
-        if not facts.has_early_effects and not facts.whole:
+        if not facts.has_early_effects and not facts.opaque_paths:
             return run(*args, **kwargs)
-        states = _PythonStates(module, facts.whole)
+        states = _PythonStates(module, facts.opaque_paths)
         tensors = _Snapshot(module, facts.written, (args, kwargs)) if facts.has_early_effects else None
         try:
             return run(*args, **kwargs)
@@ -108,15 +108,15 @@ def _find_facts(graph: Graph, module: nn.Module) -> _Facts:
     effects = Effects(graph, module)
     last_check = next((node for node in reversed(graph.nodes) if node.meta.get("is_guard")), None)
     early = [] if last_check is None else [node for node in graph.nodes if node < last_check]
-    whole = tuple({str(node.target): None for node in early if _may_keep_state(node, effects)})
+    opaque_paths = tuple({str(node.target): None for node in early if _may_keep_state(node, effects)})
     called = filter(None, map(effects.module_of, graph.find_nodes(op="call_module")))
     inside = dict.fromkeys(chain.from_iterable(map(modules_of, called)))
     modes = tuple([(each, each.training) for each in inside])  # dropout draws in train mode only
     for node in early:
         is_check = node.op == "placeholder" or node.meta.get("is_guard") or effects.of(node).is_check
         if not is_check and effects.is_impure(node):
-            return _Facts(graph.edits, True, tuple(_written_by(graph, effects)), whole, modes)
-    return _Facts(graph.edits, False, (), whole, modes)
+            return _Facts(graph.edits, True, tuple(_written_by(graph, effects)), opaque_paths, modes)
+    return _Facts(graph.edits, False, (), opaque_paths, modes)
 
 
 def _may_keep_state(node: Node, effects: Effects) -> bool:

@@ -27,7 +27,7 @@ class Checkpoint:
         """Take back what was recorded since this was made, and what the module has changed of itself."""
         recorder = self._recorder
         recorder.scope = self.scope
-        recorder.whole.leave()
+        recorder.opaque_call.leave()
         recorder.names.forget(self._names)
         recorder.lineage.forget(self._lineage)
         recorder.write_log.forget(self._writes)

@@ -56,7 +56,7 @@ class FunctionCalls:
         if function is type:
             kind = type(*args, **kwargs)
             return _PLAIN_KINDS.get(kind, kind)
-        is_inside = self._recorder.whole.is_inside
+        is_inside = self._recorder.opaque_call.is_inside
         match answered_as(function):
             case Answered.SEEDING if not is_inside:
                 raise UnsupportedSideEffect(SETS_GENERATOR)
@@ -98,7 +98,7 @@ class FunctionCalls:
         For the same plain arguments it returns the same object again. Traced numbers that are equal here may differ
         for other inputs.
         """
-        key = None if self._recorder.whole.is_inside else _key_of_plain(function, args, kwargs)
+        key = None if self._recorder.opaque_call.is_inside else _key_of_plain(function, args, kwargs)
         if key is not None and key in self._cached and self._is_recorded(self._cached[key]):
             return self._cached[key]
         last = next(iter(reversed(self._recorder.graph.nodes)), None)
@@ -113,7 +113,7 @@ class FunctionCalls:
         if any(isinstance(each, Iterator) for each in tree_leaves(result)):
             raise Untraceable(f"the cached function {function.__name__} keeps an iterator, which goes on in each call,")
         self._context.caches.watch(result)
-        if not self._recorder.whole.is_inside:
+        if not self._recorder.opaque_call.is_inside:
             self._kept_by_caches.append((function.__name__, result, versions_of(tensors_in(result))))
         if key is not None:
             self._cached[key] = result
@@ -152,7 +152,7 @@ class FunctionCalls:
     def on_mode_query(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer in which mode the thread is, and record that the answer must be the same again."""
         answer = function(*args, **kwargs)
-        if not self._recorder.whole.is_inside:
+        if not self._recorder.opaque_call.is_inside:
             node = self._recorder.add_unnamed_node("call_function", function, args, kwargs)
             is_of_gradients = function is torch.is_grad_enabled
             what = _GRADIENTS if is_of_gradients else f"what torch.{function.__name__}() answers"
@@ -161,8 +161,8 @@ class FunctionCalls:
 
     def on_draw(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a random generator that is not torch's: inside a module that is kept whole only."""
-        if self._recorder.whole.is_inside:
-            self._recorder.whole.note_draw()
+        if self._recorder.opaque_call.is_inside:
+            self._recorder.opaque_call.note_draw()
             return function(*args, **kwargs)
         raise Untraceable(
             f"forward draws from a random generator of Python or numpy ({function.__name__})",

@@ -116,7 +116,7 @@ class MeasuredCalls:
                     added.meta["is_opaque_module"] = True
                 if is_measured:
                     pairs = zip(inputs, watched, before, strict=True)
-                    is_unseen = recorder.whole.has_untracked_writes
+                    is_unseen = recorder.opaque_call.has_untracked_writes
                     written = [value for value, seen, version in pairs if seen._version != version or is_unseen]
                     added.meta["effects"] = self._effects(added, inputs, written, result)
                 self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
@@ -129,7 +129,7 @@ class MeasuredCalls:
                 return added, self._results.follow(result, added, frame)
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
-        whole = self._recorder.whole
+        opaque_call = self._recorder.opaque_call
         if is_measured:
             with torch._C.DisableTorchFunction():  # the trace would follow the states that are compared
                 self._torch_calls.check_generator()
@@ -138,14 +138,14 @@ class MeasuredCalls:
         if changed is not None:
             raise ModifiedFromOutside(f"forward changes {changed} for a call that is one node,")
         try:
-            with whole:
+            with opaque_call:
                 return call()
         finally:
             self.accept_outer_values(is_measured=is_measured)
             # Whatever the call did to the generator, it will do again.
-            if whole.draws or is_measured:
+            if opaque_call.draws or is_measured:
                 self._torch_calls.generator.note()
-            whole.restore_generators()
+            opaque_call.restore_generators()
 
     def note_left_attributes(self, call: Node) -> None:
         """Take note that a call of a module has assigned attributes of it, which a later one may read."""
@@ -204,7 +204,7 @@ class MeasuredCalls:
     def _effects(
         self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
     ) -> MeasuredEffects:
-        whole = self._recorder.whole
+        opaque_call = self._recorder.opaque_call
         positions = {source: position for position, source in enumerate(node.all_input_nodes)}
         memory = {memory_of(value) for value in _tensors_in(result)}
         leaves = [value for value, _ in leaves_of(result) if not isinstance(value, torch.Tensor)]
@@ -222,8 +222,8 @@ class MeasuredCalls:
         return MeasuredEffects(
             writes=positions_of(written),
             shares=positions_of(shared),
-            is_random=whole.draws,
-            writes_state=whole.writes_model or whole.has_untracked_writes,
+            is_random=opaque_call.draws,
+            writes_state=opaque_call.writes_model or opaque_call.has_untracked_writes,
             has_conditional_writes=self._may_write_more(node.target),
             returns_state=self._returns_state(node, memory),
         )
@@ -257,11 +257,11 @@ class MeasuredCalls:
         )
 
     def _may_write_more(self, called: Any) -> bool:
-        whole = self._recorder.whole
+        opaque_call = self._recorder.opaque_call
         if isinstance(called, str):
             module = self._replica.root.get_submodule(called)
-            return module_may_write_more(module, whole.ran, whole.written_at)
-        return function_may_write_more(called, whole.written_at)
+            return module_may_write_more(module, opaque_call.ran, opaque_call.written_at)
+        return function_may_write_more(called, opaque_call.written_at)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -50,8 +50,8 @@ class ModelWrites:
         memories = set(map(memory_of, tensors))
         if "_foreach_" in kernel._schema.name:  # under a dispatch mode, its writes make no new versions
             recorder.write_log.untracked_memory |= memories
-            recorder.whole.note_untracked_write()
+            recorder.opaque_call.note_untracked_write()
         if not memories.isdisjoint(self._shared):
             raise WritesSharedTensor
         self._foreign.save(tensors)
-        recorder.whole.writes_model = recorder.whole.writes_model or not memories.isdisjoint(self._copied)
+        recorder.opaque_call.writes_model = recorder.opaque_call.writes_model or not memories.isdisjoint(self._copied)

@@ -58,7 +58,7 @@ class Opening:
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
         asked_for: the paths of modules whose outputs are marked.
         own_output: those whose output gets a node of its own: an edit replaces it, not the same tensor elsewhere.
-        whole: why modules are one node that `is_leaf` would look into, by path.
+        opaque_reasons: why modules are one node that `is_leaf` would look into, by path.
         opens_hooked: whether those that have forward hooks, or contain such, are looked into.
     """
 
@@ -66,7 +66,7 @@ class Opening:
     opened: frozenset[str] | None
     asked_for: frozenset[str]
     own_output: frozenset[str]
-    whole: Mapping[str, str]
+    opaque_reasons: Mapping[str, str]
     opens_hooked: bool
 
     def must_open(self, path: str) -> bool:
@@ -125,15 +125,15 @@ class ModuleCalls:
         """Answer a call of a module: one node, or whatever its forward does."""
         recorder = self._recorder
         if get_ident() != self._thread:
-            if recorder.whole.is_inside:
-                recorder.whole.note_untracked_write()  # perhaps: kernels of other threads are not observed
+            if recorder.opaque_call.is_inside:
+                recorder.opaque_call.note_untracked_write()  # perhaps: kernels of other threads are not observed
             else:
                 self._torch_calls.refuse_other_threads()
             return forward(*args, **kwargs)
-        if recorder.whole.is_inside:
+        if recorder.opaque_call.is_inside:
             self._note_call_inside(module)
             if recorder.hooks.are_run and has_forward_hooks(module):
-                recorder.whole.ran.add(module)
+                recorder.opaque_call.ran.add(module)
                 return forward(*args, **kwargs)
             result = self._result_of(module, args, kwargs)
             for collect in collecting_hooks(module):
@@ -231,8 +231,8 @@ class ModuleCalls:
         if changed is not None or changed_outside is not None:
             self._checks.note_changed_outside(path)
         try:
-            if path in self._opening.whole:
-                raise Untraceable(self._opening.whole[path])
+            if path in self._opening.opaque_reasons:
+                raise Untraceable(self._opening.opaque_reasons[path])
             _check_gradient_hooks(module, path)
             self._take_parts((args, kwargs), caller)
             _check_packing(module, path, args, kwargs)
@@ -358,7 +358,7 @@ class ModuleCalls:
                 self._refuse_left(module, name)
 
     def _refuse_left(self, module: nn.Module, name: str) -> None:
-        if self._recorder.whole.is_inside:  # what a module that is kept whole reads there, it will find there
+        if self._recorder.opaque_call.is_inside:  # what a module that is kept whole reads there, it will find there
             return
         path = self._replica.paths.get(module, type(module).__name__)
         raise Untraceable(f"forward reads the attribute '{name}' of '{path}', which is kept whole and has assigned it,")
@@ -388,8 +388,8 @@ class ModuleCalls:
 
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.
-        recorder, whole = self._recorder, self._recorder.whole
-        whole.ran.add(module)
+        recorder, opaque_call = self._recorder, self._recorder.opaque_call
+        opaque_call.ran.add(module)
         if not recorder.is_real:
             with torch._C.DisableTorchFunction():
                 # Layers of torch with weights, whose values are not known, write no input.
@@ -401,8 +401,8 @@ class ModuleCalls:
                 raise NeedsRealValues
             if result is not None:
                 if mode_of(module):
-                    whole.draws = whole.draws or module_draws(module)
-                    whole.writes_model = whole.writes_model or module_writes_state(module)
+                    opaque_call.draws = opaque_call.draws or module_draws(module)
+                    opaque_call.writes_model = opaque_call.writes_model or module_writes_state(module)
                 return result
         return module.forward(*args, **kwargs)
 

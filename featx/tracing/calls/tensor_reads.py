@@ -61,10 +61,10 @@ class TensorReads:
 
     def attribute(self, name: str, function: Callable[..., Any], tensor: torch.Tensor) -> Any:
         """Answer the read of an attribute of a tensor. `function` reads it."""
-        recorder, is_inside = self._recorder, self._recorder.whole.is_inside
+        recorder, is_inside = self._recorder, self._recorder.opaque_call.is_inside
         if name == "data":  # whatever is written through it does not count as a version
             recorder.write_log.untracked_memory.add(memory_of(tensor))
-            recorder.whole.note_untracked_write()
+            recorder.opaque_call.note_untracked_write()
         if name == "device":
             return self._device(tensor, function)
         value: Any = self._value(name, function, tensor)
@@ -114,7 +114,7 @@ class TensorReads:
 
     def _refuse_gradient(self) -> None:
         # It is a tensor of the model, which code that gets it may write.
-        if not self._recorder.whole.is_inside:
+        if not self._recorder.opaque_call.is_inside:
             raise Untraceable("the gradient of a parameter (grad) is read")
         self._recorder.require_own_parameters()
 
@@ -153,7 +153,7 @@ class TensorReads:
         recorder = self._recorder
         is_stand_in = tensor.is_meta and not recorder.is_real
         known = recorder.device if is_stand_in else function(tensor)
-        if recorder.whole.is_inside:
+        if recorder.opaque_call.is_inside:
             return known
         # A new object at each read, so that it can be told which tensor's device is passed on.
         device = torch.device(known.type, known.index) if known.index is not None else torch.device(known.type)

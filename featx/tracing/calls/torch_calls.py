@@ -99,7 +99,7 @@ class TorchCalls:
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
         recorder, name = self._recorder, function.__name__
-        is_inside = recorder.whole.is_inside
+        is_inside = recorder.opaque_call.is_inside
         if name == "__get__":
             if not is_inside:
                 recorder.earlier.refuse(args[0])
@@ -232,11 +232,11 @@ class TorchCalls:
         if not recorder.is_real and torch._C._is_any_autocast_enabled():
             raise NeedsRealValues  # the meta device does not know of autocast
         draws_inside = False
-        if recorder.whole.is_inside:  # of a node of its own the graph knows
+        if recorder.opaque_call.is_inside:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
             self._note_inside(name, kwargs, draws=draws_inside)
         if recorder.stand_ins.writes_model(function, args, kwargs):
-            recorder.whole.writes_model = True
+            recorder.opaque_call.writes_model = True
         self._save_foreign(name, args, kwargs)
         if recorder.is_real:
             args, kwargs = plain_numbers((args, kwargs))  # some kernels convert numbers, which would fix them
@@ -279,15 +279,17 @@ class TorchCalls:
     def _note_result(self, given: list[torch.Tensor], result: Any) -> None:
         """Take note of what a kernel of a run for real has returned."""
         self._foreign.note_made(result, given)
-        whole = self._recorder.whole
-        if whole.is_inside and (any(map(whole.has_made, given)) or self._recorder.is_of_graph(tuple(given))):
-            whole.note_made(result)
+        opaque_call = self._recorder.opaque_call
+        if opaque_call.is_inside and (
+            any(map(opaque_call.has_made, given)) or self._recorder.is_of_graph(tuple(given))
+        ):
+            opaque_call.note_made(result)
 
     def _note_inside(self, name: str, kwargs: dict[str, Any], *, draws: bool) -> None:
-        whole = self._recorder.whole
-        whole.draws = whole.draws or draws
+        opaque_call = self._recorder.opaque_call
+        opaque_call.draws = opaque_call.draws or draws
         if facts_of(name).writes_first or "out" in kwargs or kwargs.get("inplace"):
-            whole.written_at.add(line_of(user_frame()))
+            opaque_call.written_at.add(line_of(user_frame()))
 
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.
@@ -378,7 +380,7 @@ class TorchCalls:
         torch, which it does not tell of either, call one kernel and return its result; this is recorded.
         """
         recorder = self._recorder
-        if recorder.whole.is_inside or self.unrecorded is not None:
+        if recorder.opaque_call.is_inside or self.unrecorded is not None:
             return None
         stem = _OF_CONSTRUCTORS.get(function)
         if stem is not None and all(recorder.is_of_graph((tensor,)) for tensor in tensors):

@@ -128,7 +128,7 @@ def _set_up_for(
 ) -> None:
     """Let further traces run as the comparison with a second call has asked for."""
     if isinstance(signal, SubmoduleNotRepeatable):
-        tracer.whole[signal.path] = signal.reason
+        tracer.opaque_reasons[signal.path] = signal.reason
     elif isinstance(signal, ReadInNextCall):
         tracer.read_first |= signal.attributes
     else:

@@ -77,7 +77,7 @@ def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
     if any(_sets_gradient_hooks(type(module)) for module in root.modules()):
         return SETS_HOOKS
     read = _within_reach(_read_tensors(trace.graph, trace.model_context), trace)
-    missed = trace.missed_state_writes() if read else ()
+    missed = trace.possible_state_writes() if read else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
     written = [path for path in read if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
     called = _called_again(request, trace)

@@ -95,7 +95,7 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
 
 def _keep_whole_if_possible(tracer: ExampleTracer, path: str, why: str) -> None:
     """Raise `SubmoduleNotRepeatable` if the module at `path` is a submodule that was looked into and need not be."""
-    if path and tracer.opened is None and path not in tracer.whole:
+    if path and tracer.opened is None and path not in tracer.opaque_reasons:
         raise SubmoduleNotRepeatable(path, why)
 
 

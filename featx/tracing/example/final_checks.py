@@ -22,7 +22,7 @@ from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, Uns
 from featx.tracing.source.reachable import functions_reached
 from featx.tracing.source_uses.code_queries import asks_for_key
 from featx.tracing.source_writes.conditional_writes import conditional_writes
-from featx.tracing.source_writes.state_writes import StateWrite, missed_state_writes
+from featx.tracing.source_writes.state_writes import StateWrite, possible_state_writes
 
 
 class FinalChecks:
@@ -101,13 +101,13 @@ class FinalChecks:
             for reached, _ in functions_reached(function, kind):
                 yield reached
 
-    def missed_state_writes(self, failed_path: str) -> frozenset[StateWrite]:
+    def possible_state_writes(self, failed_path: str) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run.
 
         Args:
             failed_path: the path of the innermost module that failed, where forward ended early; else "".
         """
-        return self._possible_writes(missed_state_writes, failed_path)
+        return self._possible_writes(possible_state_writes, failed_path)
 
     def conditional_writes(self, failed_path: str) -> frozenset[StateWrite]:
         """Return what their code under conditions may write in ways that are not followed one by one."""

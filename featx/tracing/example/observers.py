@@ -94,4 +94,4 @@ class Observers:
 
     def _is_inside_of_call(self) -> bool:
         # What recorded calls do inside, such as torch.cond, belongs to them.
-        return self._recorder.whole.is_inside or self._torch_calls.kernels.depth > 0
+        return self._recorder.opaque_call.is_inside or self._torch_calls.kernels.depth > 0

@@ -277,16 +277,16 @@ class ExampleTrace:
         """Note on each guard what other decisions might have written of the model's state."""
         guards = [node for node in self.graph.nodes if node.meta.get("is_guard")]
         about_values = {node for node in guards if is_about_values(node)}
-        missed = self.missed_state_writes()
+        missed = self.possible_state_writes()
         conditional = self.conditional_writes() if about_values else frozenset[StateWrite]()
         for node in guards:
             found = missed | conditional if node in about_values else missed
             if found:
-                node.meta["missed_state_writes"] = found
+                node.meta["possible_state_writes"] = found
 
-    def missed_state_writes(self) -> frozenset[StateWrite]:
+    def possible_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
-        return self.final_checks.missed_state_writes(self.module_calls.failed_module_path)
+        return self.final_checks.possible_state_writes(self.module_calls.failed_module_path)
 
     def conditional_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules, that did not run, may write by methods and functions of any kind."""
@@ -335,7 +335,7 @@ class ExampleTrace:
         except UnsupportedSideEffect:
             raise
         except (Untraceable, NeedsRealValues, AllNeededRecorded, Diverged, Exception) as error:
-            self.recorder.whole.leave()
+            self.recorder.opaque_call.leave()
             self.recorder.names.assign()
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
@@ -393,10 +393,10 @@ class ExampleTrace:
             try:
                 result = torch_calls.on_call(function, args, kwargs)
             except Exception as error:
-                if not recorder.whole.is_inside:
+                if not recorder.opaque_call.is_inside:
                     recorder.raised.note_failure(error)
                 raise
-            if recorder.call_record is not None and not recorder.whole.is_inside:
+            if recorder.call_record is not None and not recorder.opaque_call.is_inside:
                 recorder.note_call(function, args, kwargs, result)
             return result
 

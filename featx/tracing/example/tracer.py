@@ -103,7 +103,7 @@ class ExampleTracer:
         # Observes whether code of the model asks in which mode a module is.
         self.reads: ModeReads | None = None
         # Why modules are kept whole that would be looked into, by path, as earlier traces have found out.
-        self.whole: dict[str, str] = {}
+        self.opaque_reasons: dict[str, str] = {}
         # Whether modules with forward hooks are looked into, because forward reads what the hooks store.
         self.opens_hooked = False
         # Whether replicas outlive their runs; see `keeping_replicas`.
@@ -127,13 +127,19 @@ class ExampleTracer:
     @property
     def is_as_made(self) -> bool:
         """Whether no trace has found that later ones need another setup."""
-        found = self.whole or self.opens_hooked or self.read_first or self.uses_profile_hook or self.observes_autocast
+        found = (
+            self.opaque_reasons
+            or self.opens_hooked
+            or self.read_first
+            or self.uses_profile_hook
+            or self.observes_autocast
+        )
         return not found and self.forgets_caches
 
     def _opening(self, before: ExampleTrace | None) -> Opening:
         # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
-        whole = self.whole if before is None else {**self.whole, **before.opaque_reasons}
-        return Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, whole, self.opens_hooked)
+        reasons = self.opaque_reasons if before is None else {**self.opaque_reasons, **before.opaque_reasons}
+        return Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, reasons, self.opens_hooked)
 
     def trace(
         self,

@@ -126,7 +126,7 @@ class Numbers:
 
     def is_recording(self) -> bool:
         """Say whether what the running code does with numbers is recorded."""
-        return self.are_recorded and not self._recorder.whole.is_inside
+        return self.are_recorded and not self._recorder.opaque_call.is_inside
 
     def node_of(self, origin: Origin) -> Node:
         """Return the node that an origin stands for."""
@@ -258,7 +258,7 @@ class Numbers:
         recorder = self._recorder
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         try:
-            with recorder.whole.unrecorded():
+            with recorder.opaque_call.unrecorded():
                 result = function(*plain_numbers(args), **plain_numbers(kwargs))
         except (ArithmeticError, ValueError):  # the model may catch it, and goes another way then
             pin_all(tree_leaves((args, kwargs)))

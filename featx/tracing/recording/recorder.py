@@ -79,7 +79,7 @@ class Recorder(TracerBase):
         lineage: which node each followed value comes from.
         numbers: the numbers that the model got.
         scope: the module that runs.
-        whole: the call that is one node and that the running code is inside of.
+        opaque_call: the call that is one node and that the running code is inside of.
         stand_ins: the tensors without values that stand for those of the model.
         earlier: what earlier calls on the same replica have kept.
         raised: what becomes of the errors that are raised in the run.
@@ -108,7 +108,7 @@ class Recorder(TracerBase):
         self.names = QualifiedNames()
         self.lineage = Lineage()
         self.scope = Scope("", None, {})
-        self.whole = OpaqueCall()
+        self.opaque_call = OpaqueCall()
         self.stand_ins = StandIns(owned, model_context.results)
         self.numbers = Numbers(self, model_context, replica.size_caches)
         self.earlier = EarlierCalls()
@@ -241,7 +241,7 @@ class Recorder(TracerBase):
         """
         if id(tensor) in self.owned or id(tensor) in self.earlier.constants:
             return False
-        return self.whole.has_made(tensor) or (tensor.is_meta and self.device.type != "meta")
+        return self.opaque_call.has_made(tensor) or (tensor.is_meta and self.device.type != "meta")
 
     def is_of_graph(self, values: tuple[Any, ...]) -> bool:
         """Say whether there is a tensor of the model, or one that is followed, among values."""
@@ -343,7 +343,7 @@ class Recorder(TracerBase):
             raise Diverged
         # What is recorded and taken back counts for a while.
         needed = self.needed
-        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.whole.is_inside:
+        if needed is not None and len(self.graph.nodes) > needed + _TAKEN_BACK and not self.opaque_call.is_inside:
             raise AllNeededRecorded
         node = self.graph.create_node(op, target, args, kwargs, name)
         node.meta["nn_module_stack"] = self.scope.stack

@@ -91,4 +91,4 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return all memory of which a tensor may be a part, as bytes, with versions of its own."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[arg-type]
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -113,8 +113,9 @@ def changed_parts(node: ast.AST) -> list[ast.expr]:
 
 def _set_parts(node: ast.AST) -> list[ast.expr]:
     """Return the expression that a piece of code sets: a context variable, by `VARIABLE.set(value)`."""
-    is_set = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set"
-    return [node.func.value] if is_set else []  # type: ignore[union-attr]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set":
+        return [node.func.value]
+    return []
 
 
 def names_along(part: ast.AST) -> list[str]:

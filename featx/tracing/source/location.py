@@ -61,10 +61,10 @@ class Source:
 
         Of a call of a method that goes over lines Python gives the line of the method's name as the first one.
         """
-        found = self._at.get(position)  # type: ignore[call-overload]
+        found = self._at.get(position)  # pyright: ignore[reportArgumentType]
         if found is not None or position.line is None:
             return found
-        longer = self._ending_at.get((position.end_line, position.end_column))  # type: ignore[arg-type]
+        longer = self._ending_at.get((position.end_line, position.end_column))  # pyright: ignore[reportArgumentType]
         return longer if longer is not None and longer.lineno < position.line else None
 
     def function_of(self, code: CodeType) -> Function | None:
@@ -222,4 +222,4 @@ def _first_line(function: Function) -> int:
 
 def _spans(node: ast.expr | ast.stmt, place: Position) -> bool:
     start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
-    return start <= (place.line, place.column) and (place.end_line, place.end_column) <= end  # type: ignore[operator]
+    return start <= (place.line, place.column) and (place.end_line, place.end_column) <= end

@@ -59,7 +59,7 @@ class StateWrite(NamedTuple):
     read: frozenset[str]
 
 
-def missed_state_writes(module: nn.Module, path: str, written_at: Collection[Line | None]) -> set[StateWrite]:
+def possible_state_writes(module: nn.Module, path: str, written_at: Collection[Line | None]) -> set[StateWrite]:
     """Return what code of `module` may write of its parameters and buffers that did not run.
 
     O(submodules), and code of a class that is new.
