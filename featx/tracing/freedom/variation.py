@@ -109,8 +109,7 @@ class Variation:
         """Return what is known of each dimension of the inputs.
 
         Those that the model refused in an `earlier` trace are tried all at once, and where it refuses that again, not
-        alone.
-        Where other sizes may not run for real, those that are likely to be free are tried once, all together.
+        alone. Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
         self._inputs = inputs
         groups, likely = (_divided(each, earlier) for each in _groups_of(inputs))

@@ -60,9 +60,8 @@ class SlotAttributes(MutableMapping[str, Any]):
 def containers_in(values: Iterable[Any], depth: int = _DEPTH, largest: int = LARGE) -> Iterator[Any]:
     """Yield the lists, deques, dicts and sets among `values` and, `depth` levels deep, inside them, each once.
 
-    Those of more than `largest` items are not looked into.
-    The attributes of an object that is neither a module nor one of torch's count as a dict; those of `threading.local`
-    are those of this thread. O(items).
+    Those of more than `largest` items are not looked into. The attributes of an object that is neither a module nor one
+    of torch's count as a dict; those of `threading.local` are those of this thread. O(items).
     """
     seen: set[int] = set()
     level = list(values)

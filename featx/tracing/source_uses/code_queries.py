@@ -97,12 +97,11 @@ def _is_no_tensor(node: ast.expr) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def asks_for_kind_of_device(code: CodeType) -> bool:
-    """Say whether `code`, or code inside it, asks of which kind a device is: `device.type`, `device == "cpu"`,
-    `"cuda" in str(device)`.
+    """Say whether `code`, or code inside it, asks of which kind a device is.
 
-    A device is what has "device" in its name, or the name `dev`: `x.device`, `input_device`. Code of torch does not
-    count.
-    Without source: wherever it reads an attribute `type` at all.
+    That is `device.type`, `device == "cpu"` or `"cuda" in str(device)`. A device is what has "device" in its name, or
+    the name `dev`: `x.device`, `input_device`. Code of torch does not count. Without source: wherever it reads an
+    attribute `type` at all.
     """
     if is_library_code(code):
         return False
