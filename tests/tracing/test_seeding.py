@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -144,3 +145,18 @@ def test_a_symbolic_trace_notices_it_and_leaves_the_generator_alone(
     with pytest.raises(featx.TraceError, match="forward seeds torch's random generator, or puts it back"):
         featx.symbolic_trace(function)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class SeedsByTorch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return x + torch.randn(6)
+
+
+def test_a_seed_that_is_there_already_is_noticed_after_torch_compile_was_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    importlib.import_module("torch._dynamo")  # which puts another function in the place of torch.manual_seed
+    monkeypatch.setattr(TorchGenerator, "was_set", lambda generator: False)  # as beside other threads
+    with pytest.raises(featx.TraceError, match="seeds torch's random generator"):
+        featx.trace(SeedsByTorch(), torch.rand(2, 6))

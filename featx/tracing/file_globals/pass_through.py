@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
 from threading import get_ident
-from types import BuiltinMethodType, CellType, MethodType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -229,8 +229,14 @@ class PassThroughs:
 
 
 def answered_as(value: Any) -> Answered | None:
-    """Return what a value does, if it is a function of torch whose calls a trace on an example answers."""
-    return _ANSWERED.get(id(value))
+    """Return what a value does, if it is a function of torch whose calls a trace on an example answers.
+
+    `torch.manual_seed` is another function, around the first one, as soon as torch.compile has been loaded.
+    """
+    found = _ANSWERED.get(id(value))
+    if found is None and isinstance(value, FunctionType):
+        return _ANSWERED.get(id(getattr(value, "__wrapped__", None)))
+    return found
 
 
 def is_random(value: Any) -> bool:
