@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import featx
+from featx.tracing.environment import thread_modes
 
 INTERRUPTS = 8  # of each entry point, at calls that are drawn from all
 X = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
@@ -193,6 +194,17 @@ def test_interrupt_inside_a_context_manager_of_torch_leaves_no_mode_behind(entry
         sys.setprofile(None)
     assert torch._C._len_torch_function_stack() == before
     assert (torch.rand(2) + 1).shape == (2,)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_trace_that_is_not_interrupted_does_not_search_all_objects(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Which takes as long as the trace of a small model.
+    found: list[Any] = []
+    monkeypatch.setattr(thread_modes.gc, "get_referrers", lambda *objects: found.append(objects) or [])
+    ENTRIES[entry](Net(needs_values=False).eval())
+    assert not found
 
 
 @pytest.mark.parametrize(

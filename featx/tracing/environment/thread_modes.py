@@ -62,6 +62,7 @@ class ThreadModes:
         self._end_calls_of_mode()
         while torch._C._len_torch_function_stack() > self._functions:
             torch._C._pop_torch_function_stack()
+        self._function_mode = None  # it has gone from the stack for good
         while torch._C._len_torch_dispatch_stack() > self._kernels:
             torch._C._pop_torch_dispatch_stack(None)
         if self._no_inference is not None:

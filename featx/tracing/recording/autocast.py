@@ -39,12 +39,17 @@ class AutocastModes:
 
     def __init__(self, create_node: Callable[..., Node], guard: Callable[[Node, Any, str], Node]) -> None:
         self._create_node, self._guard = create_node, guard
-        self._outside = _state()
+        # What `_state` is where no device casts; its dtypes are those that the caller has set.
+        self._off: AutocastState = tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
+        self._outside = self._state()
         self._present: _Present = (self._outside, frozenset())
         self._open: Counter[str] = Counter()
         self._entered: list[Node] = []
         self._asked: set[_Asked] = set()
         self.was_observed = self.has_ambiguous_dtype = False
+
+    def _state(self) -> AutocastState:
+        return autocast_state() if torch._C._is_any_autocast_enabled() else self._off
 
     def mark(self) -> _Mark:
         """Return what `forget` needs to undo what is recorded from now on."""
@@ -74,7 +79,7 @@ class AutocastModes:
         With `casts_by_default` the dtypes count too for devices that cast nothing now.
         """
         self.was_observed = True
-        asked = (_state(), casts_by_default)
+        asked = (self._state(), casts_by_default)
         if asked in self._asked:
             return
         self._asked.add(asked)
@@ -86,7 +91,7 @@ class AutocastModes:
 
     def follow(self) -> None:
         """Note the state before a node."""
-        state = _state()
+        state = self._state()
         present = (state, frozenset(+self._open) if self._open else frozenset[str]())
         if present == self._present:
             return
@@ -107,12 +112,6 @@ class AutocastModes:
 
 def _is_of_model(frame: FrameType) -> bool:
     return frame.f_code not in _OF_AUTOCAST and not str(frame.f_globals.get("__name__")).startswith("featx.")
-
-
-def _state() -> AutocastState:
-    if torch._C._is_any_autocast_enabled():
-        return autocast_state()
-    return tuple((device, False, torch.get_autocast_dtype(device)) for device in DEVICES)
 
 
 _INIT, _ENTER, _EXIT = (getattr(torch.autocast, name).__code__ for name in ("__init__", "__enter__", "__exit__"))
