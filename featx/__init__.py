@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         UnsupportedArgumentError,
     )
     from featx.features.adaptive import AdaptiveExtractor
-    from featx.features.backbone import Backbone, BackboneWithNeck, create_backbone
+    from featx.features.backbone import Backbone, create_backbone
     from featx.features.building.feature_tracer import FeatureTracer
     from featx.features.building.prune import prune
     from featx.features.describing.info import FeatureInfo, FeatureInfos
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from featx.features.describing.table import NodeInfo, NodeTable
     from featx.features.dual import DualGraphModule
     from featx.features.extractor import create_feature_extractor
+    from featx.features.necks import BackboneWithNeck
     from featx.features.nodes import get_graph_node_names
     from featx.features.requests.edits import zero
     from featx.features.requests.feature import Feature
@@ -185,7 +186,8 @@ _NAMES = {
         "TargetError TraceError UnsupportedArgumentError"
     ),
     "featx.features.adaptive": "AdaptiveExtractor",
-    "featx.features.backbone": "Backbone BackboneWithNeck create_backbone",
+    "featx.features.backbone": "Backbone create_backbone",
+    "featx.features.necks": "BackboneWithNeck",
     "featx.features.building.prune": "prune",
     "featx.features.building.feature_tracer": "FeatureTracer",
     "featx.features.describing.info": "FeatureInfo FeatureInfos",

@@ -167,7 +167,7 @@ def run_to_the_end(
             for own in of_readers.get(path, ()) if path else ():
                 states[own] = _state_of(tensors_read[own])
 
-    attributes = [(path, ModuleState(module), parts_of(module)) for module, path in replica.paths.items()]
+    attributes = _Attributes(replica.paths)
     intercept(replica.paths, count)
     gradients = _UsesOfGradients()
     run = run_plainly(
@@ -184,11 +184,24 @@ def run_to_the_end(
         for path, tensor in tensors_read.items()
         if after.get(path) is not tensor or _state_of(tensor) != states[path]
     ]
-    modules = {path: module for module, path in replica.paths.items()}
-    changed = {(path, place.name) for path, state, _ in attributes for place, _ in state.assigned_values()}
-    replaced = ((path, replaced_part(modules[path], parts)) for path, _, parts in attributes)
-    changed |= {(path, name) for path, name in replaced if name is not None}
-    return FullRun(written, calls, runs, changed, gradients.found, run.error is not None)
+    return FullRun(written, calls, runs, attributes.changed(), gradients.found, run.error is not None)
+
+
+class _Attributes:
+    """The attributes and parts of modules, by path, as they are when this is made. O(attributes)."""
+
+    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
+        self._before = [(path, module, ModuleState(module), parts_of(module)) for module, path in paths.items()]
+
+    def changed(self) -> set[tuple[str, str]]:
+        """Return those that hold something else now, each by the path of its module."""
+        found: set[tuple[str, str]] = set()
+        for path, module, state, parts in self._before:
+            found.update((path, place.name) for place, _ in state.assigned_values())
+            replaced = replaced_part(module, parts)
+            if replaced is not None:
+                found.add((path, replaced))
+        return found
 
 
 class _UsesOfGradients:
