@@ -194,3 +194,44 @@ def test_a_module_that_is_called_again_by_another_name_gives_its_last_value() ->
     model = Twice(Encoder()).eval()
     found = featx.create_feature_extractor(model, ["layer"], example_inputs=X)(X)["layer"]
     assert torch.equal(found, model.layer(X * 2))
+
+
+class Decays(nn.Module):
+    """Writes a buffer before it asks for values as a number of Python, which no trace follows, and maybe after that."""
+
+    def __init__(self, after: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.first, self.after = nn.Linear(8, 8), after
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.9)
+        y = self.first(x) * self.scale
+        total = y.detach().numpy().sum()
+        self.after(self)
+        return y + float(total)
+
+
+AFTER: dict[str, Callable[[Any], object]] = {
+    "in place": lambda model: model.scale.mul_(0.5),
+    "behind the version counter": lambda model: model.scale.data.mul_(0.5),
+    "several at once": lambda model: torch._foreach_mul_([model.scale], 0.5),
+    "another tensor": lambda model: setattr(model, "scale", model.scale * 0.5),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_a_buffer_that_is_written_before_and_after_that_place_is_noticed(name: str) -> None:
+    with pytest.raises(featx.TraceError, match="writes 'scale'"):
+        featx.create_feature_extractor(Decays(AFTER[name]).eval(), ["mul"], example_inputs=X)
+
+
+def test_a_buffer_that_is_written_before_that_place_alone_is_that_of_the_model() -> None:
+    torch.manual_seed(0)
+    model = Decays(lambda model: None).eval()
+    twin = copy.deepcopy(model)
+    extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=X)
+    for _ in range(3):
+        found = extractor(X)["mul"]
+        twin(X)
+        assert torch.equal(found, twin.first(X) * twin.scale)

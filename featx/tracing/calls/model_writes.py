@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,17 +20,19 @@ class ModelWrites:
     Args:
         recorder: is told what is written.
         shared: the memory of the model.
-        held: that of the tensors of the replica, which has copies of some.
+        held: that of the tensors of the replica, which has copies of some, by their paths.
         foreign: saves what is written and belongs to neither, nor was made in the run.
     """
 
     def __init__(
-        self, recorder: Recorder, shared: frozenset[int], held: Collection[int], foreign: ForeignTensors
+        self, recorder: Recorder, shared: frozenset[int], held: Mapping[str, int], foreign: ForeignTensors
     ) -> None:
+        self._counts = Counter[int]()
+        self._held = held
         self._recorder = recorder
         self._foreign = foreign
         self._shared = shared
-        self._copied = set(held) - shared
+        self._copied = set(held.values()) - shared
 
     def refuse_shared(self, tensor: torch.Tensor) -> None:
         """Raise where a tensor that may be changed by other means than a kernel is one that the replica shares.
@@ -54,4 +57,9 @@ class ModelWrites:
         if not memories.isdisjoint(self._shared):
             raise WritesSharedTensor
         self._foreign.save(tensors)
+        self._counts.update(memories)
         recorder.opaque_call.writes_model = recorder.opaque_call.writes_model or not memories.isdisjoint(self._copied)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many kernels have written the memory of each tensor of the replica, by path. O(tensors)."""
+        return {path: self._counts[memory] for path, memory in self._held.items()}

@@ -13,7 +13,6 @@ from torch import nn
 from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.equality import first_nodes
-from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
 from featx.ir.operator_facts import facts_of
 from featx.ir.paths import parents_of
@@ -25,7 +24,6 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.same_needed import count_needed
 from featx.tracing.objects.module_tree import forward_of, registered_tensors, tensors_at
-from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import KEEP_WHOLE_ADVICE
 from featx.tracing.source.attributes import is_read_once, names_read_in
@@ -43,12 +41,15 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
     Raises:
         TraceError: the code that does it cannot be followed.
     """
-    missed = _missed(request, trace)
-    if not trace.is_real and (missed is not None or _may_write_by_any_code(trace)):
+    if trace.early_stop_reason is None:
+        return trace
+    state = _StateUse(trace)
+    missed = _missed(request, trace, state)
+    if not trace.is_real and (missed is not None or _may_write_by_any_code(trace, state)):
         trace.drop_replica()
         conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
         trace = request.run(trace, conditions)
-        missed = _missed(request, trace)
+        missed = None if trace.early_stop_reason is None else _missed(request, trace, _StateUse(trace))
     if missed is not None:
         name = trace.name
         raise TraceError(
@@ -58,33 +59,58 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
     return trace
 
 
-def _may_write_by_any_code(trace: ExampleTrace) -> bool:
+class _StateUse:
+    """What the needed nodes of a trace do with the parameters and buffers of the model.
+
+    Attributes:
+        read: the paths of those that they may read, and that the graph itself does not write, each with the path of the
+            module that does. This is a module that the graph calls, and whose own calls may write the tensor; "" where
+            the graph reads the tensor itself.
+        rewritten: the paths of those that they may read and that the graph itself writes.
+    """
+
+    def __init__(self, trace: ExampleTrace) -> None:
+        graph, root = trace.graph, trace.model_context.root
+        memory = MemoryGroups(graph, Effects(graph, root))
+        written = memory.written()
+        tensors = dict(registered_tensors(root))
+        reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
+        rewritten = {str(node.target) for node in reads if memory.of(node) in written}
+        found = {str(node.target): "" for node in reads} | dict.fromkeys(rewritten, "")
+        readers = {str(node.target) for node in graph.find_nodes(op="call_module")}
+        of_modules = {path: reader for path in tensors for reader in parents_of(path) if reader in readers}
+        needed = [n for n in first_nodes(graph, count_needed(trace)) if n.op in ("get_attr", "call_module")]
+        reached = tensors_at(root, [str(node.target) for node in needed])
+        within_reach = {
+            path: reader
+            for path, reader in (of_modules | found).items()
+            if not reached.isdisjoint(tensors_at(root, [path]))
+        }
+        self.read = {path: reader for path, reader in within_reach.items() if path not in rewritten}
+        self.rewritten = sorted(within_reach.keys() & rewritten)
+
+
+def _may_write_by_any_code(trace: ExampleTrace, state: _StateUse) -> bool:
     """Say whether code that did not run may write what the graph reads by a method or a function of any kind."""
-    if trace.early_stop_reason is None:
-        return False
-    read = _within_reach(_read_tensors(trace.graph, trace.model_context), trace)
-    missed = trace.conditional_writes() if read else ()
+    missed = trace.conditional_writes() if state.read else ()
     root = trace.model_context.root
     written = tensors_at(root, chain.from_iterable(write.written for write in missed))
-    return not written.isdisjoint(tensors_at(root, read))
+    return not written.isdisjoint(tensors_at(root, state.read))
 
 
-def _missed(request: TraceRequest, trace: ExampleTrace) -> str | None:
+def _missed(request: TraceRequest, trace: ExampleTrace, state: _StateUse) -> str | None:
     """Say what forward does after the place where a trace stopped, if that matters."""
-    if trace.early_stop_reason is None:
-        return None
     root = trace.model_context.root
     if any(_sets_gradient_hooks(type(module)) for module in root.modules()):
         return SETS_HOOKS
-    read = _within_reach(_read_tensors(trace.graph, trace.model_context), trace)
-    missed = trace.possible_state_writes() if read else ()
+    missed = trace.possible_state_writes() if state.read else ()
     missed_tensors = tensors_at(root, chain.from_iterable(write.written for write in missed))
-    written = [path for path in read if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
+    written = [path for path in state.read if not missed_tensors.isdisjoint(tensors_at(root, [path]))]
     called = _called_again(request, trace)
     again = sorted(called & trace.called_later)
     if again:
         return f"may call '{again[0]}' again, whose last call is requested"
-    return _missed_in_run(request, trace, read, called) if not written else _writes(written[0])
+    return _missed_in_run(request, trace, state, called) if not written else _writes(written[0])
 
 
 def _called_again(request: TraceRequest, trace: ExampleTrace) -> set[str]:
@@ -100,18 +126,17 @@ def _called_again(request: TraceRequest, trace: ExampleTrace) -> set[str]:
     }
 
 
-def _missed_in_run(
-    request: TraceRequest, trace: ExampleTrace, read: Mapping[str, str], called: Collection[str]
-) -> str | None:
+def _missed_in_run(request: TraceRequest, trace: ExampleTrace, state: _StateUse, called: Collection[str]) -> str | None:
     """Run a copy of the model to its end, and say what it does there that matters."""
-    run = _run_to_the_end(request, trace, read, called)
+    run = _run_to_the_end(request, trace, state.read, called)
     again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
     if again:
         return f"calls '{again[0]}' again, whose last call is requested"
     if run.gradients is not None:
         return run.gradients
-    if run.written:
-        return _writes(run.written[0])
+    written = [*run.written, *_written_again(trace, state, run)]
+    if written:
+        return _writes(written[0])
     stored = sorted(_read_attributes(trace, run.changed - attributes_assigned_in(trace)))
     if stored:
         path, name = stored[0]
@@ -124,6 +149,18 @@ def _missed_in_run(
         ),
         None,
     )
+
+
+def _written_again(trace: ExampleTrace, state: _StateUse, run: FullRun) -> list[str]:
+    """Return the paths of tensors that the graph writes, and that forward may write again where the trace has ended.
+
+    Only a trace for real knows how often forward has written them until then.
+    """
+    if not state.rewritten or trace.model_writes is None:
+        return state.rewritten
+    counts = trace.model_writes.counts()
+    assigned = {".".join(filter(None, attribute)) for attribute in attributes_assigned_in(trace)}
+    return [path for path in state.rewritten if run.writes[path] > counts[path] or path in run.replaced - assigned]
 
 
 def _writes(path: str) -> str:
@@ -164,42 +201,18 @@ def _run_to_the_end(
     context, tracer = trace.model_context, request.tracer
 
     def run(*, skips_convolutions: bool) -> FullRun:
-        replica, _ = context.replica(tracer.training, "all")
+        replica, tensors = context.replica(tracer.training, "all")
         with tracer.log.run(context.name, "what follows the last node", is_real=True):
             found = run_to_the_end(
-                context, replica, request.args, request.kwargs, read, called, skips_convolutions=skips_convolutions
-            )
+                context, replica, tensors, request.args, request.kwargs, read, called,
+                skips_convolutions=skips_convolutions,
+            )  # fmt: skip
         replica.drop()
         return found
 
     if tracer.inputs_are_guessed and not (quick := run(skips_convolutions=True)).has_failed:
         return quick
     return run(skips_convolutions=False)
-
-
-def _within_reach(read: dict[str, str], trace: ExampleTrace) -> dict[str, str]:
-    """Return those of `_read_tensors` that needed nodes may read: their own, and those of the modules they call."""
-    root = trace.model_context.root
-    nodes = [node for node in first_nodes(trace.graph, count_needed(trace)) if node.op in ("get_attr", "call_module")]
-    reached = tensors_at(root, [str(node.target) for node in nodes])
-    return {path: reader for path, reader in read.items() if not reached.isdisjoint(tensors_at(root, [path]))}
-
-
-def _read_tensors(graph: Graph, context: ModelContext) -> dict[str, str]:
-    """Return the paths of the tensors of the model that a graph reads, each with the path of the module that does.
-
-    What the graph writes itself is left out. The reader is a module that the graph calls, and whose own calls may write
-    the tensor; "" where the graph reads the tensor itself.
-    """
-    root = context.root
-    memory = MemoryGroups(graph, Effects(graph, root))
-    written = memory.written()
-    tensors = dict(registered_tensors(root))
-    reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
-    found = {str(node.target): "" for node in reads if memory.of(node) not in written}
-    readers = {str(node.target) for node in graph.find_nodes(op="call_module")}
-    of_modules = {path: reader for path in tensors for reader in parents_of(path) if reader in readers}
-    return of_modules | found
 
 
 @functools.lru_cache(maxsize=4096)

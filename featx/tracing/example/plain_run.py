@@ -22,7 +22,7 @@ from featx.tracing.nodes.scope import asked_for_by
 from featx.tracing.objects.module_tree import registered_tensors, tensors_of
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.replica.interception import intercept
-from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import Replica
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.stand_ins.kernels import Kernels
@@ -45,19 +45,26 @@ def run_plainly(
     *,
     skips_convolutions: bool = False,
     function_mode: AbstractContextManager[Any] | None = None,
+    on_write: Callable[[list[torch.Tensor]], None] | None = None,
 ) -> PlainRun:
     """Run `root`, a replica of the model with tensors of its own.
 
     Inputs are copied. Other tensors that it writes, torch's modes and random generators are put back. With
     `skips_convolutions` convolutions give zeros, which takes a fraction of the time. `function_mode` sees the torch
-    calls.
+    calls, and `on_write` gets the tensors that each kernel is about to write.
     """
     modes, generators, generator = ThreadModes(), SharedGenerators(), TorchGenerator()
     foreign = ForeignTensors(tensor for module in root.modules() for _, tensor in tensors_of(module))
+
+    def note_write(kernel: Any, written: list[torch.Tensor]) -> None:
+        foreign.save(written)
+        if on_write is not None:
+            on_write(written)
+
     # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
     kernels = Kernels(
         functools.partial(_zeros_of_convolution, foreign) if skips_convolutions else lambda *kernel: None,
-        lambda kernel, written: foreign.save(written),
+        note_write,
         on_result=lambda given, result: foreign.note_made(result, given),
     )
     bound = inspect.signature(context.function).bind(*args, **kwargs)
@@ -108,6 +115,8 @@ class FullRun(NamedTuple):
 
     Attributes:
         written: the paths of tensors that it has written or replaced.
+        replaced: the paths of parameters and buffers for which a module holds another tensor now, or none.
+        writes: how many kernels have written the memory of each tensor of the model, by path.
         calls: how many calls it made of which the output is that of a module, by the paths of modules.
         runs: how often each module ran, by path.
         changed: the attributes of modules that hold something else than before, each by the path of its module.
@@ -116,6 +125,8 @@ class FullRun(NamedTuple):
     """
 
     written: list[str]
+    replaced: set[str]
+    writes: Counter[str]
     calls: Counter[str]
     runs: Counter[str]
     changed: set[tuple[str, str]]
@@ -126,6 +137,7 @@ class FullRun(NamedTuple):
 def run_to_the_end(
     context: ModelContext,
     replica: Replica,
+    tensors: ModelTensors,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     read: Mapping[str, str],
@@ -138,6 +150,7 @@ def run_to_the_end(
     Args:
         context: what is known of the model.
         replica: a copy of the model with tensors of its own.
+        tensors: these tensors.
         args: positional inputs.
         kwargs: inputs by name.
         read: the paths of the tensors that count, each with that of a module whose own calls may write it, so that only
@@ -147,7 +160,8 @@ def run_to_the_end(
             those of guessed inputs.
     """
     root = replica.root
-    tensors_read = {path: tensor for path, tensor in registered_tensors(root) if path in read}
+    registered = dict(registered_tensors(root))
+    tensors_read = {path: tensor for path, tensor in registered.items() if path in read}
     states = {path: _state_of(tensor) for path, tensor in tensors_read.items()}
     of_readers: dict[str, list[str]] = {}
     for path in tensors_read:
@@ -170,6 +184,7 @@ def run_to_the_end(
     attributes = _Attributes(replica.paths)
     intercept(replica.paths, count)
     gradients = _UsesOfGradients()
+    memories, writes = tensors.memories_by_path(), Counter[int]()
     run = run_plainly(
         context,
         root,
@@ -177,14 +192,14 @@ def run_to_the_end(
         kwargs,
         skips_convolutions=skips_convolutions,
         function_mode=FunctionMode(gradients.on_call),
+        on_write=lambda tensors: writes.update(set(map(memory_of, tensors))),
     )
     after = dict(registered_tensors(root))
-    written = [
-        path
-        for path, tensor in tensors_read.items()
-        if after.get(path) is not tensor or _state_of(tensor) != states[path]
-    ]
-    return FullRun(written, calls, runs, attributes.changed(), gradients.found, run.error is not None)
+    replaced = {path for path, tensor in registered.items() if after.get(path) is not tensor}
+    written = [path for path, tensor in tensors_read.items() if path in replaced or _state_of(tensor) != states[path]]
+    of_paths = Counter({path: writes[memory] for path, memory in memories.items()})
+    has_failed = run.error is not None
+    return FullRun(written, replaced, of_paths, calls, runs, attributes.changed(), gradients.found, has_failed)
 
 
 class _Attributes:

@@ -10,7 +10,6 @@ import torch
 
 from featx.errors import FeatxError
 from featx.ir.graph import Graph
-from featx.ir.memory import memory_of
 from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
 from featx.tracing.calls.measured_calls import MeasuredCalls
@@ -83,6 +82,7 @@ class ExampleTrace:
         inputs: its inputs, and whether it may notice that two of them are one tensor.
         final_checks: what is checked when forward is over; knows which code has run.
         is_real: whether tensors have values.
+        model_writes: the writes into the tensors of the model; None unless tensors have values.
         gradients: whether it runs with gradients switched on.
         find_requested: finds what is wanted of it; None is all.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
@@ -116,8 +116,8 @@ class ExampleTrace:
         before = conditions.before
         earlier_foreign = None if before is None else before._foreign
         self._foreign = ForeignTensors(self.tensors.all, earlier_foreign, are_shared=not self.is_real)
-        writes = self._model_writes(model_context) if self.is_real else None
-        self._torch_calls = TorchCalls(recorder, results, writes, self._foreign)
+        self.model_writes = self._writes_of(model_context) if self.is_real else None
+        self._torch_calls = TorchCalls(recorder, results, self.model_writes, self._foreign)
         if before is not None:
             before.put_back_tensors()
         earlier = None if before is None else before.checks.states
@@ -144,9 +144,8 @@ class ExampleTrace:
         self._apply(conditions)
         self._calls.append(self)  # all that `drop_replica` asks for is there
 
-    def _model_writes(self, model_context: ModelContext) -> ModelWrites:
-        held = set(map(memory_of, self.tensors.all))
-        return ModelWrites(self.recorder, model_context.memories, held, self._foreign)
+    def _writes_of(self, model_context: ModelContext) -> ModelWrites:
+        return ModelWrites(self.recorder, model_context.memories, self.tensors.memories_by_path(), self._foreign)
 
     def _check_module(self) -> None:
         self._torch_calls.check_module()

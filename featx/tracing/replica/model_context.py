@@ -183,6 +183,10 @@ class ModelTensors:
                 self.paths.setdefault(id(tensor), f"{prefix}.{name}" if prefix else name)
                 self.all.append(tensor)
 
+    def memories_by_path(self) -> dict[str, int]:
+        """Return the memory of each tensor by its path. O(tensors)."""
+        return {self.paths[id(tensor)]: memory_of(tensor) for tensor in self.all}
+
     @functools.cached_property
     def share_memory_with_parameters(self) -> bool:
         """Whether some tensor that is no parameter is memory of one."""
