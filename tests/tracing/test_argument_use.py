@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
@@ -157,7 +158,39 @@ def returns_fresh(x: torch.Tensor, n: int) -> Any:
     return y[0] + x, x.clone()
 
 
+def appends(x: torch.Tensor) -> list[torch.Tensor]:
+    outs = [x.relu()]
+    for _ in range(3):
+        outs.append(x)
+        x = x.relu()
+    return outs
+
+
+def adds_items(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    outs = OrderedDict[str, torch.Tensor]()
+    outs["x"] = x
+    return outs
+
+
+def extends(x: torch.Tensor) -> list[torch.Tensor]:
+    outs: list[torch.Tensor] = []
+    outs += [x]
+    return outs
+
+
+def fills(x: torch.Tensor) -> Any:
+    sums = x.new_zeros(8)
+    sums[0] = x[0]
+    outs = []
+    outs.append(x.relu())
+    sums += x
+    return outs, sums
+
+
 RETURNING = [
+    appends,
+    adds_items,
+    extends,
     lambda x: x,
     lambda x, c: x + 1 if c else x,
     lambda x: x.view(-1)[0],
@@ -185,6 +218,6 @@ def test_function_that_may_return_an_argument_is_found(function: Any) -> None:
     assert argument_use(function).is_returned
 
 
-@pytest.mark.parametrize("function", [returns_fresh, above, len, lambda x: x.relu(), lambda x: torch.relu(x)])
+@pytest.mark.parametrize("function", [returns_fresh, fills, above, len, lambda x: x.relu(), lambda x: torch.relu(x)])
 def test_function_that_returns_what_is_new_is_told_apart(function: Any) -> None:
     assert not argument_use(function).is_returned

@@ -44,8 +44,9 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
     if trace.early_stop_reason is None:
         return trace
     state = _StateUse(trace)
-    missed = _missed(request, trace, state)
-    if not trace.is_real and (missed is not None or _may_write_by_any_code(trace, state)):
+    needs_values = not trace.is_real and _may_write_by_any_code(trace, state)
+    missed = None if needs_values else _missed(request, trace, state)
+    if needs_values or (missed is not None and not trace.is_real):
         trace.drop_replica()
         conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
         trace = request.run(trace, conditions)
@@ -76,14 +77,14 @@ class _StateUse:
         tensors = dict(registered_tensors(root))
         reads = [node for node in graph.find_nodes(op="get_attr") if node.target in tensors]
         rewritten = {str(node.target) for node in reads if memory.of(node) in written}
-        found = {str(node.target): "" for node in reads} | dict.fromkeys(rewritten, "")
+        by_graph = {str(node.target): "" for node in reads}
         readers = {str(node.target) for node in graph.find_nodes(op="call_module")}
         of_modules = {path: reader for path in tensors for reader in parents_of(path) if reader in readers}
         needed = [n for n in first_nodes(graph, count_needed(trace)) if n.op in ("get_attr", "call_module")]
         reached = tensors_at(root, [str(node.target) for node in needed])
         within_reach = {
             path: reader
-            for path, reader in (of_modules | found).items()
+            for path, reader in (of_modules | by_graph).items()
             if not reached.isdisjoint(tensors_at(root, [path]))
         }
         self.read = {path: reader for path, reader in within_reach.items() if path not in rewritten}

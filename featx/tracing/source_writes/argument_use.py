@@ -29,6 +29,9 @@ _BARE_CONTAINER = re.compile(r"\b(list|tuple|dict|set|sequence)\b(?!\[)")
 _TRIES = (ast.Try, ast.TryStar)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _BRANCHES = (ast.If, ast.Match, *_LOOPS, *_TRIES)
+# Methods that put what they are given into a container.
+_FILLING = frozenset("append appendleft extend insert setdefault update".split())
+_DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 
@@ -114,6 +117,9 @@ class _Reader:
         self._ever: set[str] = set()
         self._inner: list[Function] = []
         self._parts = _arguments_of(definition, function.__annotations__) | {*function.__code__.co_freevars}
+        # Its variables for lists and dicts that it has made, and those into which it has put a part of an argument.
+        self._containers: set[str] = set()
+        self._filled: set[str] = set()
         self._read_body(definition)
         self._is_certain = False
         while self._inner:  # code inside the function finds the variables as they are when it is called
@@ -156,8 +162,11 @@ class _Reader:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
             for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
                 self._assign_value(target, statement.value)
-        elif isinstance(statement, ast.AugAssign) and self._is_part(statement.target):
-            self._note(statement.lineno)
+        elif isinstance(statement, ast.AugAssign):
+            if self._is_part(statement.target) and not self._is_own_container(statement.target):
+                self._note(statement.lineno)
+            elif isinstance(statement.value, _DISPLAYS) and self._is_part(statement.value):
+                self._fill(statement.target)
         elif isinstance(statement, ast.Delete):
             for target in statement.targets:
                 self._store(target)
@@ -189,6 +198,8 @@ class _Reader:
             self._is_certain = False
 
     def _assign_value(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name) and _makes_container(value):
+            self._containers.add(target.id)
         targets: list[ast.expr] = getattr(target, "elts", [])
         values: list[ast.expr] = getattr(value, "elts", [])
         if targets and len(targets) == len(values) and not _has_starred((*targets, *values)):
@@ -209,10 +220,22 @@ class _Reader:
             self._assign(target.value, is_part)
         else:
             self._store(target)
+            if is_part and isinstance(target, ast.Subscript) and _name_of(target) in self._containers:
+                self._fill(target)
 
     def _store(self, target: ast.expr) -> None:
-        if isinstance(target, ast.Subscript) and self._is_part(target.value):
+        is_item = isinstance(target, ast.Subscript)
+        if is_item and self._is_part(target.value) and not self._is_own_container(target.value):
             self._note(target.lineno)
+
+    def _is_own_container(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self._filled and node.id not in self._parts
+
+    def _fill(self, container: ast.expr) -> None:
+        """Note that a container, or what it is a part of, holds a part of an argument from here on."""
+        name = _name_of(container)
+        if name is not None:
+            self._filled.add(name)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -255,6 +278,12 @@ class _Reader:
         if any(map(self._is_part, written)):
             # A method that stands in another line than what it is called on is called in its own line.
             self._note(call.func.end_lineno or 0 if isinstance(call.func, ast.Attribute) else call.lineno)
+        match call.func:
+            case ast.Attribute(value=container, attr=name) if name in _FILLING:
+                if any(map(self._is_part, values_given(call))):
+                    self._fill(container)
+            case _:
+                pass
 
     def _note(self, line: int) -> None:
         # `if self.inplace:`, `relu(x, inplace=inplace)`: an option of the module, and no condition.
@@ -272,7 +301,7 @@ class _Reader:
     def _is_part(self, node: ast.AST) -> bool:
         """Say whether the value of an expression may be an argument, a part of one, or hold one."""
         if isinstance(node, ast.Name):
-            return node.id in self._parts
+            return node.id in self._parts or node.id in self._filled
         if isinstance(node, _COMPREHENSIONS):
             return self._holds_part(node)
         if isinstance(node, ast.Call) and self._calls_own_method(node):
@@ -292,6 +321,21 @@ class _Reader:
             return False
         is_own = function.value.id in ("self", "cls")
         return is_own and any(map(is_own_function, functions_named(function.attr, self._function, self._kind)))
+
+
+def _name_of(node: ast.expr) -> str | None:
+    """Return the variable of which `outs`, `outs["x"]` and `outs.items` are parts; None for the module itself."""
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) and node.id not in ("self", "cls") else None
+
+
+def _makes_container(value: ast.expr) -> bool:
+    """Say whether an expression makes a list or dict: `[a, b]`, `list[int]()`, `collections.deque()`."""
+    called = value.func if isinstance(value, ast.Call) else None
+    called = called.value if isinstance(called, ast.Subscript) else called
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
+    return isinstance(value, _DISPLAYS) or name in ("dict", "list", "OrderedDict", "defaultdict", "deque")
 
 
 def _names_option(node: ast.AST) -> bool:
