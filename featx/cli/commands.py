@@ -17,7 +17,7 @@ import typer
 
 import featx
 from featx.cli.bulk import errors, extract, retry, verify
-from featx.cli.errors import UserError, check_output, of_model, told
+from featx.cli.errors import UserError, check_output, in_options, of_model, told
 from featx.cli.options import PICTURES, AsJson, Inputs, Model, Nodes, Pool, Pretrained, Seed, Size, Weights
 
 
@@ -55,7 +55,7 @@ def nodes(
     from featx.cli.models import load_model
     from featx.cli.requests import inputs_of
 
-    with told():
+    with told(takes_inputs=True):
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         with of_model(_named(inputs)):
             table = featx.nodes(loaded, inputs_of(inputs), depth=depth)
@@ -69,7 +69,8 @@ def nodes(
             inside = next((row.name.partition(".")[0] for row in table if "." in row.name), None)
             hint = "--depth N and --all show them"
             hint += "" if inside is None else f", and --match '{inside}.*' what is like that"
-            typer.echo(found.to_text(depth, everything=everything or len(found) < len(table), hint=hint))
+            text = found.to_text(depth, everything=everything or len(found) < len(table), hint=hint)
+            typer.echo(in_options(text, takes_inputs=True))
 
 
 def cost(
@@ -85,7 +86,7 @@ def cost(
     from featx.cli.models import load_model
     from featx.cli.requests import inputs_of, shapes_of
 
-    with told():
+    with told(takes_inputs=True):
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         with of_model(_named(inputs)):
             report = featx.cost(loaded, example_inputs=inputs_of(inputs), unknown="list")
@@ -110,7 +111,7 @@ def draw(
     from featx.cli.models import load_model
     from featx.cli.requests import inputs_of
 
-    with told():
+    with told(takes_inputs=True):
         check_output(output, (".html", ".svg", ".dot"))
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         with of_model(_named(inputs)):
@@ -133,7 +134,7 @@ def code(
     from featx.cli.models import load_model
     from featx.cli.requests import inputs_of
 
-    with told():
+    with told(takes_inputs=True):
         loaded = load_model(model, pretrained=pretrained, weights=weights, seed=seed)
         example = inputs_of(inputs)
         with of_model(_named(inputs)):

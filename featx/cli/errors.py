@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 import typer
 
 from featx.errors import FeatxError
+
+# What messages call in Python, and how one gets the same by the command line.
+_IN_OPTIONS = {r"featx\.get_graph_node_names\(model\)": "'featx nodes MODEL --all'"}
+# The same for commands that have `--input`.
+_OF_INPUTS = {r"example_inputs(=\S+)?": "--input", "as in a call of the model": "by --input"}
 
 
 class UserError(Exception):
@@ -44,14 +50,21 @@ def of_model(inputs: str) -> Generator[None]:
         raise UserError(f"the model fails on {inputs}: {type(error).__name__}: {first}") from error
 
 
+def in_options(text: str, *, takes_inputs: bool) -> str:
+    """Return a message that speaks of Python's arguments with the names of options instead."""
+    for words, option in (_IN_OPTIONS | (_OF_INPUTS if takes_inputs else {})).items():
+        text = re.sub(words, option, text)
+    return text
+
+
 @contextmanager
-def told() -> Generator[None]:
-    """Print errors of the user's as one line, and exit with 1."""
+def told(*, takes_inputs: bool = False) -> Generator[None]:
+    """Print errors of the user's as one line, and exit with 1; `takes_inputs` is for commands that have `--input`."""
     try:
         yield
     except (UserError, FeatxError, OSError) as error:
         logging.getLogger("featx").debug("", exc_info=True)
-        typer.secho(f"featx: {error}", err=True, fg="red")
+        typer.secho(f"featx: {in_options(str(error), takes_inputs=takes_inputs)}", err=True, fg="red")
         raise typer.Exit(1) from None
     except Exception as error:
         if not type(error).__module__.startswith("botocore."):

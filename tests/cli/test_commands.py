@@ -288,6 +288,8 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'. Did you mean"),
     "no module": (["nodes", "nowhere_at_all:f"], "there is no Python module 'nowhere_at_all'"),
     "no node": (["code", "torchvision:resnet18", "-n", "layer9"], "Did you mean 'layer4'"),
+    "names": (["code", "torchvision:resnet18", "-n", "layer9"], "List all names with 'featx nodes MODEL --all'"),
+    "no inputs": (["cost", "torch.nn:ReLU"], "give them by --input: forward(input"),
     "no match": (["nodes", "torchvision:resnet18", "--match", "zzz"], "no node is like that"),
     "no image": (["features", "torchvision:resnet18", "nowhere.png", "-n", "fc"], "there is no file 'nowhere.png'"),
     "no array": (["features", "torchvision:resnet18", "a.png", "-n", "fc", "-o", "a.txt"], "must end in"),
