@@ -14,6 +14,7 @@ from featx.tracing.source.frames import describe, line_of, user_frame
 KEEP_WHOLE_ADVICE = (
     "put the code that does it into a submodule, which is kept whole, or into a function that featx.wrap marks"
 )
+REQUEST_EARLIER_ADVICE = "or request values that forward has computed before, by their names: no more is followed"
 
 
 class _Run(threading.local):

@@ -182,6 +182,11 @@ class ExampleTrace:
         return self.recorder.graph
 
     @property
+    def has_calls(self) -> bool:
+        """Whether it has recorded a call of the model or of torch."""
+        return any(node.op.startswith("call_") for node in self.graph.nodes)
+
+    @property
     def name(self) -> str:
         """What messages call the model or function that is traced."""
         return self.model_context.name

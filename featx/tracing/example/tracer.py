@@ -34,6 +34,7 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
     GAVE_UP,
     KEEP_WHOLE_ADVICE,
+    REQUEST_EARLIER_ADVICE,
     Diverged,
     InternalTraceError,
     NeedsHooks,
@@ -321,7 +322,10 @@ class ExampleTracer:
             except Untraceable as error:
                 # What is found when forward is over has no line of the model.
                 place = error.place if error.line != line else ""
-                raise _error(context.traced, error.what, place, error.advice) from error
+                advice = error.advice or KEEP_WHOLE_ADVICE
+                if place and find_requested is None and trace.has_calls:
+                    advice += f", {REQUEST_EARLIER_ADVICE}"
+                raise _error(context.traced, error.what, place, advice) from error
             except Restart as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
