@@ -17,7 +17,7 @@ from featx.ir.arguments import Argument, map_arg
 from featx.ir.identifiers import legal_target
 from featx.ir.names import Namespace, name_of_target, shown_name
 from featx.ir.node import Node, Target, iterate
-from featx.ir.paths import did_you_mean, parents_of
+from featx.ir.paths import attribute_at, did_you_mean, parents_of
 
 if TYPE_CHECKING:
     from featx.codegen.emit import PythonCode
@@ -210,7 +210,7 @@ class Graph:
         Where the graph's module has nothing there by now, this warns, as torch.fx does.
         """
         owner = self.owning_module
-        if owner is not None and not _has_attribute(owner, qualified_name):
+        if owner is not None and attribute_at(owner, qualified_name, missing := object()) is missing:
             warnings.warn(
                 f"get_attr: there is no underlying reference '{qualified_name}' in the owning GraphModule; add it "
                 "before the code is made",
@@ -490,11 +490,3 @@ def _drop_from_index(index: _Index, node: Node) -> None:
 
 def _index_keys(op: str, target: Target) -> Iterable[tuple[str, Target | None]]:
     return ((op, target),) if op == "call_function" else ((op, target), (op, None))
-
-
-def _has_attribute(owner: object, path: str) -> bool:
-    try:
-        operator.attrgetter(path)(owner)
-    except AttributeError:
-        return False
-    return True

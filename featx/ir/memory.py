@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from featx.ir.form import computes_form, reads_form
-from featx.ir.paths import parents_of
+from featx.ir.paths import attribute_at, parents_of
 from featx.tree import tree_leaves
 
 if TYPE_CHECKING:
@@ -171,9 +171,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 def _held(root: object, path: str) -> Iterator[object]:
     """Yield what stands for each module and tensor that `root` has at `path`, the same under every path to it."""
-    value = root
-    for part in path.split("."):
-        value = getattr(value, part, None)
+    value = attribute_at(root, path)
     if isinstance(value, nn.Module):
         for module in value.modules():
             yield ("module", id(module))

@@ -35,6 +35,17 @@ def held_at(root: object, path: str) -> Any:
     return next((value for each in held if (value := each.get(name)) is not None), None)
 
 
+def attribute_at(root: object, path: str, default: Any = None) -> Any:
+    """Return the attribute of `root` at a dotted path as `getattr` gives it, or `default`."""
+    value = root
+    for name in path.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            return default
+    return value
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence for an error, with a space before it, that names what is spelled like `name`, if anything."""
     close = difflib.get_close_matches(name, list(known), n=3)

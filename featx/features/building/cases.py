@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +20,7 @@ from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import attribute_at
 from featx.shared_attributes import share
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
 from featx.tracing.side_effects.left import Left
@@ -150,7 +150,7 @@ class Cases:
             lambda: self._tracer.graph(self.model, mode, example, opened), [each.graph for each in known]
         )
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
-        stateful = [path for path in missing if _attribute_at(module, path) is not None or _is_saved(self.model, path)]
+        stateful = [path for path in missing if attribute_at(module, path) is not None or _is_saved(self.model, path)]
         if stateful:
             raise SpecializationError(
                 f"{refused} For this input the model uses parts that this extractor does not have: "
@@ -195,17 +195,17 @@ class Cases:
     def _is_missing(self, module: DualGraphModule, node: Node) -> bool:
         """Say whether the extractor does not have what a node calls or reads, or has parts of it alone."""
         if node.op == "get_attr":
-            return _attribute_at(module, str(node.target)) is None
+            return attribute_at(module, str(node.target)) is None
         if node.op != "call_module":
             return False
-        own, of_model = (_attribute_at(root, str(node.target)) for root in (module, self.model))
+        own, of_model = (attribute_at(root, str(node.target)) for root in (module, self.model))
         # A module of a Feature is none of the model's.
         return own is None or (of_model is not None and type(own) is not type(of_model))
 
     def _replaced_tensor(self, module: DualGraphModule, graph: Graph) -> str | None:
         """Return the path of a tensor that a graph reads, and of which the extractor has another one than the model."""
         for path in dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr")):
-            own, now = (_attribute_at(root, path) for root in (module, self.model))
+            own, now = (attribute_at(root, path) for root in (module, self.model))
             if own is now or not isinstance(own, torch.Tensor) or not isinstance(now, torch.Tensor):
                 continue
             if own.shape != now.shape or not torch.equal(own, now.to(own)):
@@ -255,17 +255,10 @@ def has_names_of(graph: Graph, example: Example | None, kwargs: dict[str, Any]) 
 
 def _is_saved(root: nn.Module, path: str) -> bool:
     """Say whether what is at a path is in the state dict of a module, or has something there."""
-    found = _attribute_at(root, path)
+    found = attribute_at(root, path)
     if isinstance(found, nn.Module):
         return bool(found.state_dict()) or any(True for _ in found.buffers())
     return path in root.state_dict(keep_vars=True)
-
-
-def _attribute_at(root: nn.Module, path: str) -> object:
-    try:
-        return operator.attrgetter(path)(root)
-    except AttributeError:
-        return None
 
 
 def trace_for_input(trace: Callable[[], _Traced], known: Iterable[Graph]) -> _Traced:

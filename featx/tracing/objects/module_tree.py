@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.ir.paths import attribute_at
+
 
 def walk_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of `root` and everything in it, each once, in the order of `named_modules`."""
@@ -70,12 +72,7 @@ def tensors_at(root: nn.Module, paths: Iterable[str]) -> set[int]:
     """Return the ids of the tensors at these paths, and of those of modules at them."""
     found: set[int] = set()
     for path in paths:
-        owner, _, name = path.rpartition(".")
-        try:
-            value: Any = root.get_submodule(owner)
-            value = getattr(value, name) if name else value
-        except AttributeError:
-            continue
+        value = attribute_at(root, path) if path else root
         if isinstance(value, nn.Module):
             found.update(map(id, (*value.parameters(), *value.buffers())))
         elif isinstance(value, torch.Tensor):
