@@ -21,21 +21,10 @@ from featx.ir.graph import Graph
 from featx.ir.identifiers import is_plain, legal_target, parameter_of, plain_text
 from featx.ir.names import Namespace
 from featx.ir.node import Node
+from featx.ir.python_operators import AUGMENTED, INFIX, PREFIX
 from featx.ir.runtime_checks import is_runtime_check
 
-_INFIX = {
-    operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.gt: ">", operator.le: "<=", operator.ge: ">=",
-    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//", operator.truediv: "/",
-    operator.mod: "%", operator.pow: "**", operator.lshift: "<<", operator.rshift: ">>", operator.and_: "&",
-    operator.or_: "|", operator.xor: "^", operator.matmul: "@",
-}  # fmt: skip
-_AUGMENTED = {
-    operator.iadd: "+=", operator.isub: "-=", operator.imul: "*=", operator.ifloordiv: "//=", operator.itruediv: "/=",
-    operator.imod: "%=", operator.ipow: "**=", operator.ilshift: "<<=", operator.irshift: ">>=", operator.iand: "&=",
-    operator.ior: "|=", operator.ixor: "^=", operator.imatmul: "@=",
-}  # fmt: skip
 _TENSOR = re.compile(r"(?<![\w.])Tensor\b")
-_PREFIX = {operator.pos: "+", operator.neg: "-", operator.invert: "~"}
 # The names that generated code knows without an import.
 ALWAYS_KNOWN: dict[str, Any] = {
     "torch": torch,
@@ -246,10 +235,10 @@ class _Emitter:
                 return f"{owner}[{key}] = {value}"
             if _has_no_variable(node):
                 return self._call_of_function(node)
-            if node.target in _AUGMENTED and len(node.args) == 2 and not node.kwargs:
+            if node.target in AUGMENTED and len(node.args) == 2 and not node.kwargs:
                 # As the model writes it, which TorchScript takes too.
                 left, right = [literal(argument, self) for argument in node.args]
-                return f"{variable} = {left};  {self._variables[node]} {_AUGMENTED[node.target]} {right}"
+                return f"{variable} = {left};  {self._variables[node]} {AUGMENTED[node.target]} {right}"
             return f"{variable} = {self._call_of_function(node)}"
         if node.op == "call_method":
             name = legal_target(node.op, node.target)
@@ -263,17 +252,17 @@ class _Emitter:
     def _call_of_function(self, node: Node) -> str:
         function, args = node.target, node.args
         if not node.kwargs:
-            if len(args) == 2 and function in _INFIX:
+            if len(args) == 2 and function in INFIX:
                 left = literal(args[0], self)
                 if left.startswith("-"):
                     left = f"({left})"
-                return f"{left} {_INFIX[function]} {literal(args[1], self)}"
+                return f"{left} {INFIX[function]} {literal(args[1], self)}"
             if len(args) == 2 and function is operator.getitem:
                 return f"{literal(args[0], self)}[{literal(args[1], self)}]"
             if len(args) == 2 and function is getattr and isinstance(args[1], str):
                 return attribute(self._owner(args[0]), args[1], self.name_of_builtin)
-            if len(args) == 1 and function in _PREFIX:
-                return f"{_PREFIX[function]}{literal(args[0], self)}"
+            if len(args) == 1 and function in PREFIX:
+                return f"{PREFIX[function]}{literal(args[0], self)}"
         name = self._functions.get(function)
         if name is None:
             name = self._functions[function] = function_name(function, self)

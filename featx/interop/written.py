@@ -17,6 +17,7 @@ from featx.interop.named import has_name
 from featx.ir.graph import Graph
 from featx.ir.identifiers import is_plain
 from featx.ir.node import Node
+from featx.ir.python_operators import AUGMENTED
 
 _BY_REPR: frozenset[type] = frozenset(
     {
@@ -27,14 +28,6 @@ _BY_REPR: frozenset[type] = frozenset(
 # torch.fx takes each line of its code away in which this stands, as it marks lines so itself.
 LINE_MARK = "# COUNTER: "
 _BY_NAME = (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
-# Written as `x += y; result = x`, which gives x another value where the call makes a new object.
-_ASSIGNING = frozenset(
-    {
-        operator.iadd, operator.iand, operator.ifloordiv, operator.ilshift, operator.imod, operator.imul,
-        operator.imatmul, operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv,
-        operator.ixor,
-    }
-)  # fmt: skip
 
 
 def is_written(value: Any, *, nested: bool) -> bool:  # Any: whatever stands in the arguments of a node
@@ -89,7 +82,8 @@ def is_misread(node: Node, last: dict[Node, Node]) -> bool:
     if not node.args:
         return False
     first = node.args[0]
-    if node.op == "call_function" and node.target in _ASSIGNING:
+    # Written as `x += y; result = x`, which gives x another value where the call makes a new object.
+    if node.op == "call_function" and node.target in AUGMENTED:
         return not isinstance(first, Node) or last[first] is not node
     if node.op == "call_method" or (node.op == "call_function" and node.target in (operator.pow, getattr)):
         return type(first) in (int, float)

@@ -1,11 +1,9 @@
 """The operators of Python that a proxy records, by their names in the module operator, as format strings."""
 
-_ARITHMETIC = {
-    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "div": "/", "mod": "%", "pow": "**",
-    "lshift": "<<", "rshift": ">>", "and_": "&", "or_": "|", "xor": "^", "matmul": "@",
-}  # fmt: skip
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">="}
-_UNARY = {"pos": "+", "neg": "-", "invert": "~"}
+from featx.ir.python_operators import ARITHMETIC, COMPARISONS, UNARY
+
+# torch.fx has the division of Python 2, too.
+_ARITHMETIC = {**ARITHMETIC, "div": "/"}
 
 
 def _binary(symbols: dict[str, str]) -> dict[str, str]:
@@ -13,8 +11,8 @@ def _binary(symbols: dict[str, str]) -> dict[str, str]:
 
 
 REFLECTABLE = {**_binary(_ARITHMETIC), "getitem": "{}[{}]"}
-MAGIC = {**_binary(_COMPARISONS), **{name: f"{symbol}{{}}" for name, symbol in _UNARY.items()}, **REFLECTABLE}
+MAGIC = {**_binary(COMPARISONS), **{name: f"{symbol}{{}}" for name, symbol in UNARY.items()}, **REFLECTABLE}
 INPLACE = {
-    **{f"i{name.rstrip('_')}": f"{{}} {symbol}= {{}}" for name, symbol in _ARITHMETIC.items() if name != "div"},
+    **{f"i{name.rstrip('_')}": f"{{}} {symbol}= {{}}" for name, symbol in ARITHMETIC.items()},
     "setitem": "{}[{}] = {}",
 }

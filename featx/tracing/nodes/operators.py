@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from featx.ir import python_operators
+
 # By the name of the function that torch runs: what stands in the source, and what is recorded.
 OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "add": ("+", operator.add),
@@ -23,39 +25,16 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "pow_": ("**=", operator.ipow),
     "floor_divide_": ("//=", operator.ifloordiv),
 }
-COMPARISONS: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
+COMPARISONS: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in python_operators.COMPARISONS}
 UNARY: dict[str, tuple[str, Callable[..., Any]]] = {"neg": ("-", operator.neg), "positive": ("+", operator.pos)}
 # Functions that nothing but an operator calls.
+_MAGIC = (*COMPARISONS, *"getitem setitem and_ or_ xor invert lshift rshift floordiv pow".split())
+_INPLACE = ("and_", "or_", "xor", "pow")
 MAGIC: dict[str, Callable[..., Any]] = {
-    **{f"__{name}__": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem")},
-    "__and__": operator.and_,
-    "__or__": operator.or_,
-    "__xor__": operator.xor,
-    "__invert__": operator.invert,
-    "__lshift__": operator.lshift,
-    "__rshift__": operator.rshift,
-    "__floordiv__": operator.floordiv,
-    "__pow__": operator.pow,
-    "__iand__": operator.iand,
-    "__ior__": operator.ior,
-    "__ixor__": operator.ixor,
-    "__ipow__": operator.ipow,
+    **{python_operators.method_of(name): getattr(operator, name) for name in _MAGIC},
+    **{python_operators.method_of(name, "i"): getattr(operator, f"i{name.rstrip('_')}") for name in _INPLACE},
 }
 REFLECTED: dict[str, Callable[..., Any]] = {
-    "__radd__": operator.add,
-    "__rsub__": operator.sub,
-    "__rmul__": operator.mul,
     "__rdiv__": operator.truediv,
-    "__rtruediv__": operator.truediv,
-    "__rfloordiv__": operator.floordiv,
-    "__rpow__": operator.pow,
-    "__rmod__": operator.mod,
-    "__rmatmul__": operator.matmul,
-    "__rand__": operator.and_,
-    "__ror__": operator.or_,
-    "__rxor__": operator.xor,
-    "__rlshift__": operator.lshift,
-    "__rrshift__": operator.rshift,
+    **{python_operators.method_of(name, "r"): getattr(operator, name) for name in python_operators.ARITHMETIC},
 }
