@@ -9,11 +9,13 @@ import torch
 from torch.nn.modules import module
 from torch.nn.utils import parametrize
 
+from featx.ir.torch_layers import is_of_torch
+
 
 def _hooks_of_saved_tensors() -> Any:
     """Return the function that packs tensors which are saved for gradients, if it is not one of torch's own."""
     hooks = cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True)
-    return None if hooks is None or str(hooks[0].__module__).startswith("torch.") else hooks[0]
+    return None if hooks is None or is_of_torch(hooks[0]) else hooks[0]
 
 
 def _hooks_of_all_modules() -> tuple[int, int]:

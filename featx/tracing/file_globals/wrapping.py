@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
+from featx.ir.torch_layers import is_of_torch
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
 from featx.tracing.file_globals.pass_through import GlobalName, answered_as, is_random
 from featx.tracing.objects.replaced_globals import original_of
@@ -118,7 +119,7 @@ def globals_of(
     """
     found = {id(each.__globals__): each.__globals__ for each in held if not _is_of_library(each.__globals__)}
     # torch's own modules are leaves, and hold no function that anybody wraps.
-    own: list[Any] = [kind for kind in kinds if kind.__module__[:6] != "torch."]
+    own: list[Any] = [kind for kind in kinds if not is_of_torch(kind)]
     forwards = (each for kind in own for each in (kind.forward, inspect.unwrap(kind.forward)))
     for candidate in (inspect.unwrap(function), *forwards):
         namespace = getattr(candidate, "__globals__", None)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from featx.ir.torch_layers import is_of_torch
 from featx.libraries import is_collecting_hook
 from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import containers_in
@@ -108,7 +109,7 @@ def _hooks_of(module: nn.Module) -> tuple[Any, ...]:
 def _may_store(module: nn.Module) -> bool:
     """Say whether a hook of a module may store something elsewhere; those of torch set attributes of the module."""
     hooks = [hook for hook in _hooks_of(module) if not is_collecting_hook(hook)]
-    return any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
+    return not all(map(is_of_torch, hooks))
 
 
 def _names_changed_by(hook: Any) -> frozenset[str]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from featx.ir.torch_layers import is_of_torch
+
 CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 ReadHandler = Callable[[nn.Module, str, Any], Any]
 
@@ -76,7 +78,7 @@ def intercept(
 def has_own_call(kind: type[nn.Module]) -> bool:
     """Say whether a class of modules does something of its own in `__call__`, around `forward` and hooks."""
     call = kind.__call__
-    return call is not nn.Module.__call__ and not call.__module__.startswith("torch.")
+    return call is not nn.Module.__call__ and not is_of_torch(call)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

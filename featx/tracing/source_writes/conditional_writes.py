@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import nn
 
 from featx.ir.module_effects import module_writes_state
-from featx.ir.torch_layers import is_torch_layer
+from featx.ir.torch_layers import is_of_torch, is_torch_layer
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.calls import name_called
 from featx.tracing.source.frames import Line
@@ -63,7 +63,7 @@ def conditional_writes(module: nn.Module, path: str, written_at: Collection[Line
         written_at: the lines that wrote something in place.
     """
     kind = type(module)
-    if kind.__module__.startswith("torch."):
+    if is_of_torch(kind):
         return set()
     owners = {
         owner

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from featx.ir.paths import module_at
-from featx.ir.torch_layers import is_torch_layer
+from featx.ir.torch_layers import is_of_torch, is_torch_layer
 from featx.tracing.objects.module_tree import forward_of
 from featx.tracing.source.aliases import aliased_parts
 from featx.tracing.source.assignments import assigned_values
@@ -117,7 +117,7 @@ def _resolved(module: nn.Module, path: str, chains: Iterable[_Chain]) -> Iterato
 
 @lru_cache(maxsize=1024)
 def _writes_of(kind: type[nn.Module], forward: Callable[..., Any]) -> tuple[_Write, ...]:
-    if kind.__module__.startswith("torch.") or issubclass(kind, torch.jit.ScriptModule):
+    if is_of_torch(kind) or issubclass(kind, torch.jit.ScriptModule):
         return ()
     methods = [
         _Method(function, definition)
