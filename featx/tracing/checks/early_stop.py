@@ -43,14 +43,14 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
     """
     if trace.early_stop_reason is None:
         return trace
-    state = _StateUse(trace)
+    state = _ModelTensorUse(trace)
     needs_values = not trace.is_real and _may_write_by_any_code(trace, state)
     missed = None if needs_values else _missed(request, trace, state)
     if needs_values or (missed is not None and not trace.is_real):
         trace.drop_replica()
         conditions = Conditions("what follows the last node", is_real=True, gradients=trace.gradients)
         trace = request.run(trace, conditions)
-        missed = None if trace.early_stop_reason is None else _missed(request, trace, _StateUse(trace))
+        missed = None if trace.early_stop_reason is None else _missed(request, trace, _ModelTensorUse(trace))
     if missed is not None:
         name = trace.name
         raise TraceError(
@@ -60,7 +60,7 @@ def go_on_where_needed(request: TraceRequest, trace: ExampleTrace) -> ExampleTra
     return trace
 
 
-class _StateUse:
+class _ModelTensorUse:
     """What the needed nodes of a trace do with the parameters and buffers of the model.
 
     Attributes:
@@ -91,7 +91,7 @@ class _StateUse:
         self.rewritten = sorted(within_reach.keys() & rewritten)
 
 
-def _may_write_by_any_code(trace: ExampleTrace, state: _StateUse) -> bool:
+def _may_write_by_any_code(trace: ExampleTrace, state: _ModelTensorUse) -> bool:
     """Say whether code that did not run may write what the graph reads by a method or a function of any kind."""
     missed = trace.conditional_writes() if state.read else ()
     root = trace.model_context.root
@@ -99,7 +99,7 @@ def _may_write_by_any_code(trace: ExampleTrace, state: _StateUse) -> bool:
     return not written.isdisjoint(tensors_at(root, state.read))
 
 
-def _missed(request: TraceRequest, trace: ExampleTrace, state: _StateUse) -> str | None:
+def _missed(request: TraceRequest, trace: ExampleTrace, state: _ModelTensorUse) -> str | None:
     """Say what forward does after the place where a trace stopped, if that matters."""
     root = trace.model_context.root
     if any(_sets_gradient_hooks(type(module)) for module in root.modules()):
@@ -127,7 +127,9 @@ def _called_again(request: TraceRequest, trace: ExampleTrace) -> set[str]:
     }
 
 
-def _missed_in_run(request: TraceRequest, trace: ExampleTrace, state: _StateUse, called: Collection[str]) -> str | None:
+def _missed_in_run(
+    request: TraceRequest, trace: ExampleTrace, state: _ModelTensorUse, called: Collection[str]
+) -> str | None:
     """Run a copy of the model to its end, and say what it does there that matters."""
     run = _run_to_the_end(request, trace, state.read, called)
     again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
@@ -152,7 +154,7 @@ def _missed_in_run(request: TraceRequest, trace: ExampleTrace, state: _StateUse,
     )
 
 
-def _written_again(trace: ExampleTrace, state: _StateUse, run: FullRun) -> list[str]:
+def _written_again(trace: ExampleTrace, state: _ModelTensorUse, run: FullRun) -> list[str]:
     """Return the paths of tensors that the graph writes, and that forward may write again where the trace has ended.
 
     Only a trace for real knows how often forward has written them until then.

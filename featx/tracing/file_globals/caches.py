@@ -21,7 +21,7 @@ from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
 from featx.tracing.file_globals.object_states import is_counter, states_of_objects
-from featx.tracing.file_globals.pass_through import ClosureVariable, Place
+from featx.tracing.file_globals.pass_through import ClosureVariable, NamespaceVariable
 from featx.tracing.file_globals.wrapping import each_once, globals_named
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.nodes.proxy import Proxy
@@ -157,7 +157,7 @@ class _Names:
         self.namespaces: set[int] = set()
         self.owners: list[Any] = []
         self.cached: list[Any] = []
-        self.closures: list[Place] = []
+        self.closures: list[NamespaceVariable] = []
         self.variables: list[tuple[str, CellType]] = []
         self.values: list[Any] = []
         self._functions: list[FunctionType] = []

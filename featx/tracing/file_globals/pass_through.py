@@ -19,7 +19,7 @@ from featx.tracing.file_globals.legacy_constructors import LEGACY_CONSTRUCTORS, 
 from featx.tracing.nodes.proxy import find_proxy
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
-CallHandler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+FunctionCallHandler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ClosureVariable:
@@ -43,7 +43,7 @@ class ClosureVariable:
 GlobalName = tuple[dict[str, Any], str]
 Namespace = dict[str, Any] | ClosureVariable
 # A variable that a pass-through may replace: in a namespace, or of a closure.
-Place = tuple[Namespace, str]
+NamespaceVariable = tuple[Namespace, str]
 
 
 class _PassThrough(ReplacedGlobal):
@@ -59,7 +59,7 @@ class _PassThrough(ReplacedGlobal):
         super().__init__(function)
         self.is_random = is_random(function)
         self.was_global = was_global
-        self.handlers: dict[int, CallHandler | None] = {}
+        self.handlers: dict[int, FunctionCallHandler | None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         handler = self.handlers.get(get_ident()) if self.handlers else None
@@ -123,7 +123,7 @@ class _Intercepted:
 
     __slots__ = ("_function", "_handler")
 
-    def __init__(self, function: Any, handler: CallHandler) -> None:
+    def __init__(self, function: Any, handler: FunctionCallHandler) -> None:
         self._function = function
         self._handler = handler
 
@@ -171,14 +171,17 @@ class PassThroughs:
     time, one may find out at the end that its own were not there all the time; it traces again then.
     """
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[NamespaceVariable]) -> None:
         self._places = list(places)
         self._made: dict[tuple[int, str], _PassThrough] = {}
         self._thread = 0
-        self._installed: list[tuple[Namespace, str, _PassThrough, bool, CallHandler | None]] = []
+        self._installed: list[tuple[Namespace, str, _PassThrough, bool, FunctionCallHandler | None]] = []
 
     def install(
-        self, refuse_draw: CallHandler, record: CallHandler | None = None, more: Iterable[GlobalName] = ()
+        self,
+        refuse_draw: FunctionCallHandler,
+        record: FunctionCallHandler | None = None,
+        more: Iterable[GlobalName] = (),
     ) -> None:
         """Put them into the namespaces, for the trace that runs in this thread. O(places).
 

@@ -15,7 +15,7 @@ from torch import nn
 from featx.tracing.objects.module_tree import modules_of
 
 # Is called with the module and the name when other code reads such an attribute.
-ReadHandler = Callable[[nn.Module, str], None]
+AttributeReadHandler = Callable[[nn.Module, str], None]
 
 
 class _Buffers(dict[str, Any]):
@@ -24,7 +24,7 @@ class _Buffers(dict[str, Any]):
     __slots__ = ("left", "on_read", "owner")
 
     left: dict[str, Any]
-    on_read: ReadHandler
+    on_read: AttributeReadHandler
     owner: nn.Module
 
     def __contains__(self, name: object) -> bool:
@@ -51,7 +51,7 @@ class LeftAttributes:
         on_read: is called when an attribute is read meanwhile; the value is returned if it does not raise.
     """
 
-    def __init__(self, on_read: ReadHandler) -> None:
+    def __init__(self, on_read: AttributeReadHandler) -> None:
         self._on_read = on_read
         self._hidden: dict[nn.Module, _Buffers] = {}
 

@@ -40,7 +40,7 @@ _KEPT = PLAIN_TYPES | {list, dict, set}
 _NOT_RESTORED = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
 
 
-class Place(NamedTuple):
+class AttributePath(NamedTuple):
     """An attribute of a module, or an item of a container in it.
 
     Attributes:
@@ -173,22 +173,22 @@ class ModuleState(LayerState):
         """Return name and tensor of the plain attributes that hold another value than before, or a list of such."""
         return [(name, tensor) for name, _, now in self.assigned() for tensor in _tensors_in(now)]
 
-    def assigned_values(self) -> list[tuple[Place, Any]]:
+    def assigned_values(self) -> list[tuple[AttributePath, Any]]:
         """Return place and value of the plain attributes, and of items of containers, that are others than before.
 
         Those of a tuple or list that was assigned are named one by one.
         """
         return [(place, item) for place, value in self._changed() for item in _items_of(value)]
 
-    def assigned_constants(self) -> Iterator[Place]:
+    def assigned_constants(self) -> Iterator[AttributePath]:
         """Yield place and value of what holds other things than before that are no tensors: `mode = 'fast'`."""
         for (name, text), value in self._changed():
             items = _items_of(value)
             if not any(isinstance(item, (torch.Tensor, TracedNumber)) for item in items):
-                yield Place(name, f"{text} = {', '.join(map(_described, items[:LARGE]))}")
+                yield AttributePath(name, f"{text} = {', '.join(map(_described, items[:LARGE]))}")
 
-    def _changed(self) -> Iterator[tuple[Place, Any]]:
-        yield from ((Place(name, name), now) for name, _, now in self.assigned() if now is not NO_VALUE)
+    def _changed(self) -> Iterator[tuple[AttributePath, Any]]:
+        yield from ((AttributePath(name, name), now) for name, _, now in self.assigned() if now is not NO_VALUE)
         for name, container, items in self._items:
             if not has_items(container, items):
                 yield from _changed_items(name, container, items)
@@ -316,14 +316,14 @@ def _items_of(value: Any) -> list[Any]:
     return list(cast(list[Any], value)) if isinstance(value, (list, tuple, set, deque)) else [value]
 
 
-def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[Place, Any]]:
+def _changed_items(name: str, container: Any, before: Any) -> Iterator[tuple[AttributePath, Any]]:
     """Yield the items of a container that are others than before, or new, and None for those that are gone."""
     if isinstance(container, (set, frozenset)):
-        yield Place(name, name), container
+        yield AttributePath(name, name), container
         return
     for key, _, now in differences(items_by_key(before), items_by_key(container)):
         text = f"{name}[{key!r}]" if type(key) in PLAIN_TYPES else name
-        yield Place(name, text), None if now is NO_VALUE else now
+        yield AttributePath(name, text), None if now is NO_VALUE else now
 
 
 def _replaced(before: Any, container: Any) -> Iterator[tuple[Any, Any, Any]]:

@@ -10,8 +10,8 @@ from torch import nn
 
 from featx.ir.torch_layers import is_of_torch
 
-CallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-ReadHandler = Callable[[nn.Module, str, Any], Any]
+ModuleCallHandler = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+ParameterReadHandler = Callable[[nn.Module, str, Any], Any]
 
 
 class _Interceptor:
@@ -19,7 +19,7 @@ class _Interceptor:
 
     __slots__ = ("module", "on_call")
 
-    def __init__(self, module: nn.Module, on_call: CallHandler) -> None:
+    def __init__(self, module: nn.Module, on_call: ModuleCallHandler) -> None:
         self.module = module
         self.on_call = on_call
 
@@ -43,7 +43,7 @@ class _WatchedDict(dict[str, Any]):
     __slots__ = ("module", "on_read")
 
     module: nn.Module
-    on_read: ReadHandler
+    on_read: ParameterReadHandler
 
     def __getitem__(self, name: str) -> Any:
         return self.on_read(self.module, name, super().__getitem__(name))
@@ -54,8 +54,8 @@ class _WatchedDict(dict[str, Any]):
 
 def intercept(
     modules: Iterable[nn.Module],
-    on_call: CallHandler,
-    on_read: ReadHandler | None = None,
+    on_call: ModuleCallHandler,
+    on_read: ParameterReadHandler | None = None,
     *,
     watched: tuple[str, ...] = ("_parameters",),
 ) -> None:

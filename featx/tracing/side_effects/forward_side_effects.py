@@ -10,7 +10,7 @@ from featx.ir.form import FORM_ATTRIBUTES, sources_of_values
 from featx.ir.node import Node
 from featx.tracing.guards.scalars import TracedNumber
 from featx.tracing.history.lineage import Origin, Part
-from featx.tracing.model_state.module_state import ModuleState, Place, is_alias
+from featx.tracing.model_state.module_state import AttributePath, ModuleState, is_alias
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.attributes import is_read, is_tested_for
 
@@ -39,7 +39,7 @@ def unsupported_side_effect(
             what = f"forward tests whether it has already created the attribute '{name}',"
             if not must_open:
                 return what
-            checks.note_cache(path, what, [Place(name, name)])
+            checks.note_cache(path, what, [AttributePath(name, name)])
     for name, added in state.grown_containers():
         origins = [recorder.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
@@ -59,7 +59,7 @@ def unsupported_side_effect(
             what = f"forward assigns a new tensor to the buffer '{name}'"
             if not must_open or is_persistent(module, name) or is_from_inputs(recorder, value):
                 return what
-            checks.note_cache(path, what, [Place(name, name)])
+            checks.note_cache(path, what, [AttributePath(name, name)])
     for name, value in state.replaced_items():
         if is_from_inputs(recorder, value):
             # A second call tells whether it is read there before it is replaced again.
@@ -75,7 +75,7 @@ def unsupported_side_effect(
             what = f"forward stores a number in the attribute '{name}', and reads it in the next call"
             if not must_open or is_from_inputs(recorder, module.__dict__[name]):
                 return what
-            checks.note_cache(path, what, [Place(name, name)])
+            checks.note_cache(path, what, [AttributePath(name, name)])
     return "forward draws from a random generator of its own" if state.drawn_generators() else None
 
 
@@ -84,7 +84,7 @@ def is_persistent(module: nn.Module, name: str) -> bool:
     return name not in module._non_persistent_buffers_set
 
 
-def computed_attributes(recorder: Recorder, state: ModuleState) -> set[Place]:
+def computed_attributes(recorder: Recorder, state: ModuleState) -> set[AttributePath]:
     """Return the attributes of a module, and the items in them, that hold what its forward has computed.
 
     A graph assigns no attributes. Its own call may have assigned them before it has read them; other graphs of the

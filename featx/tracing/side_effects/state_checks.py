@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.tracing.model_state.attribute_changes import AttributeChanges
-from featx.tracing.model_state.module_state import Place, plain_attributes
+from featx.tracing.model_state.module_state import AttributePath, plain_attributes
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
@@ -217,12 +217,12 @@ class StateChecks:
         held = [state.containers() for state in states if state is not None]
         return any(each is container for containers in held for _, each in containers)
 
-    def note_cache(self, path: str, message: str, places: Iterable[Place]) -> None:
+    def note_cache(self, path: str, message: str, places: Iterable[AttributePath]) -> None:
         """Take note that forward has left something on an opened module that may be a cache."""
         self.cache_message = message
         self._note_left(path, places)
 
-    def _note_left(self, path: str, places: Iterable[Place]) -> None:
+    def _note_left(self, path: str, places: Iterable[AttributePath]) -> None:
         self.left.update(Left(path, text, name) for name, text in places)
 
     def require_read_order(self, attribute: Attribute) -> bool:

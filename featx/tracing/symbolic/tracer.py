@@ -12,7 +12,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from featx.errors import FeatxError, ModulePathError, TraceError
 from featx.ir.arguments import Argument
@@ -21,10 +20,9 @@ from featx.ir.module_effects import module_draws
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, name_of
 from featx.tracing.environment.autocast_state import autocast_nesting
-from featx.tracing.environment.compiler import not_compiled
 from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
-from featx.tracing.environment.thread_modes import ThreadModes
+from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.file_globals.caches import Caches
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
@@ -197,7 +195,7 @@ class Tracer(TracerBase):
                 self._generator = generator
                 passing.install(self._refuse_draw)
                 # Gradients are on, or a `no_grad` of the model would change nothing, and not be seen.
-                modes.enter(_FunctionMode(self), None, gradients=True)
+                modes.enter(_SymbolicMode(self._on_torch_call), None, gradients=True)
                 with raised_recursion_limit(nesting_depth_of(self.submodule_paths.values())):
                     self._run(function, concrete_args)
                 self._check_generator()
@@ -438,6 +436,15 @@ class Tracer(TracerBase):
     def _on_read(self, module: nn.Module, name: str, value: Any) -> Any:
         return value if value is None else self.getattr(name, value, self._parameter_proxies)
 
+    def _on_torch_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        proxy = find_proxy(args)
+        if proxy is None and kwargs:
+            proxy = find_proxy(kwargs)
+        if proxy is None:
+            return self.on_constant_call(function, args, kwargs)
+        self.on_traced_call(function, args, kwargs)
+        return type(proxy).__torch_function__(function, (type(proxy),), args, kwargs)
+
     def on_traced_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what a torch call with traced arguments, which is recorded and does not run, does to real tensors."""
         if function.__name__ == "__set__":
@@ -453,7 +460,7 @@ class Tracer(TracerBase):
 def is_tracing() -> bool:
     """Say whether a symbolic trace runs in this thread."""
     modes: list[Any] = torch.overrides._get_current_function_mode_stack()
-    return any(isinstance(mode, _FunctionMode) for mode in modes)
+    return any(isinstance(mode, _SymbolicMode) for mode in modes)
 
 
 def _modes() -> tuple[int, bool]:
@@ -461,22 +468,5 @@ def _modes() -> tuple[int, bool]:
     return autocast_nesting(), torch.is_inference_mode_enabled()
 
 
-class _FunctionMode(TorchFunctionMode):
-    """Sees every torch call of this thread, those without a traced argument too."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self._tracer = tracer
-
-    @not_compiled
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        keywords = kwargs or {}
-        proxy = find_proxy(args)
-        if proxy is None and keywords:
-            proxy = find_proxy(keywords)
-        if proxy is not None:
-            self._tracer.on_traced_call(func, args, keywords)
-            return type(proxy).__torch_function__(func, types, args, keywords)
-        return self._tracer.on_constant_call(func, args, keywords)
+class _SymbolicMode(FunctionMode):
+    """Lets a symbolic trace see every torch call of this thread, those without a traced argument too."""
