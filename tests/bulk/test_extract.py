@@ -440,6 +440,22 @@ def test_a_batch_that_does_not_fit_into_memory_is_not_tried_again(
         run(net, photos, tmp_path / "again", batch_size=8)
 
 
+def test_a_batch_of_compiled_code_that_does_not_fit_is_filled_up_to_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            if len(x) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return {"y": x * 2}
+
+    runner = Runner(Doubled(), lambda images: images, torch.device("cpu"))
+    x = torch.rand(8, 4)
+    runner.set_columns({"y": x[:1]}, {"y": x[:2]})
+    monkeypatch.setattr(runner, "_filled_to", 8)  # code was compiled for so many
+    found, failed = runner.compute(range(8), x)
+    assert not failed
+    assert torch.equal(torch.cat([rows["y"] for _, rows in found]), x * 2)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_a_sample_for_which_the_model_raises_fails_alone(photos: Path, tmp_path: Path, batch_size: int) -> None:
     torch.manual_seed(0)

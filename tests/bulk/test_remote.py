@@ -65,6 +65,22 @@ def test_a_job_goes_on_and_others_are_refused(net: Net, photos: Path, memory: st
         run(net, photos, memory, {"conv": "logits"})
 
 
+def test_a_store_that_refuses_a_file_is_told_with_its_url(
+    net: Net, photos: Path, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClientError(Exception):
+        """Such as botocore's, which are no OSError."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ClientError("SlowDown")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "put_file", refuse)
+    with pytest.raises(featx.ExtractionError, match=r"'memory://.*' cannot be written: ClientError: SlowDown"):
+        run(net, photos, memory)
+    monkeypatch.undo()
+    assert run(net, photos, memory).is_complete
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_tars_at_urls(net: Net, photos: Path, tmp_path: Path, memory: str, several: bool) -> None:
     files = fsspec.filesystem("memory")
