@@ -258,6 +258,11 @@ def test_extractor_of_an_extractor(capture: Capture) -> None:
     assert torch.equal(again(x)["layer1.1.bn1"], capture(model, ["layer1.1.bn1"], x)["layer1.1.bn1"][0])
 
 
+def test_an_item_of_a_list_is_named_by_its_path() -> None:
+    with pytest.raises(featx.NodeNameError, match=r"named by their paths: 'layer1\.0'"):
+        featx.create_feature_extractor(torchvision.models.resnet18(), ["layer1[0]"])
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +277,7 @@ class Modal(nn.Module):
 
 # What was asked, the error of featx and the built-in error that torchvision raises there, and what the message says.
 BAD: dict[str, tuple[dict[str, Any], type[Exception], type[Exception], str]] = {
+    "the output": ({"return_nodes": ["logits"]}, featx.NodeNameError, ValueError, "model returns is 'output'"),
     "unknown name": ({"return_nodes": ["mian"]}, featx.NodeNameError, ValueError, "Did you mean 'main'"),
     "unknown name as a key": ({"return_nodes": {"mian": "a"}}, featx.NodeNameError, KeyError, "Modal"),
     "in train but not in eval": ({"return_nodes": ["auxiliary"]}, featx.NodeNameError, ValueError, r"Modal \(eval\)"),

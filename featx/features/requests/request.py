@@ -17,6 +17,8 @@ from featx.features.requests.feature import Feature
 
 # What the model itself returns, unless a module or an operation of the model has this name.
 OUTPUT = "output"
+# What others call it.
+OUTPUT_ELSEWHERE = frozenset({"outputs", "out", "result", "return", "logits"})
 # The last part of the name of the probabilities of fused attention.
 PROBABILITIES = "probabilities"
 # What they, or the dropout after them, are called where attention is not fused.
@@ -99,7 +101,10 @@ class Request(Mapping[str, str]):
 
 
 def hint_of_part(name: str, known: Collection[str]) -> str:
-    """Return how to ask for a part of a value, for the error of a name that seems to mean one; else nothing."""
+    """Return how to ask for an item, for the error of a name that seems to mean one; else nothing."""
+    by_path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", name)
+    if by_path != name and any(f"{each}.".startswith(f"{by_path}.") for each in known):
+        return f" Modules are named by their paths: '{by_path}'."
     whole = _PART.sub("", name)
     if whole == name or whole not in known or any(each.startswith(f"{whole}.") for each in known):
         return ""

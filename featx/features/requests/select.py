@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from featx.errors import DrawnAwayError, NodeNameError
 from featx.features.building.decisions import branches_on_random
 from featx.features.requests.attention import FUSED_FUNCTIONS
-from featx.features.requests.request import OUTPUT, PROBABILITIES, Request, as_probabilities, hint_of_part
+from featx.features.requests.request import (
+    OUTPUT,
+    OUTPUT_ELSEWHERE,
+    PROBABILITIES,
+    Request,
+    as_probabilities,
+    hint_of_part,
+)
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import did_you_mean, parents_of
@@ -70,6 +77,8 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
     hint = did_you_mean(name, known)
     if not hint and request[name] in known:
         hint = f" A request goes from names to keys: {{'{request[name]}': '{name}'}}."
+    if not hint and name in OUTPUT_ELSEWHERE:
+        hint = f" What the model returns is '{OUTPUT}'."
     module, _, last = name.rpartition(".")
     is_fused = any(f"{module}.{each}".lstrip(".") in known for each in FUSED_FUNCTIONS)
     probabilities = as_probabilities(name)
