@@ -25,6 +25,7 @@ def run(results: KnownResults, function: Callable[..., Any], *args: Any, **kwarg
 CALLS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (functional.gelu, ()), (torch.mul, (2.0,)), (torch.softmax, (-1,)), (torch.gt, (0,)), (torch.sum, (0,)),
     (functional.layer_norm, ((4,),)), (torch.clamp, (0.0, 1.0)), (torch.Tensor.to, (torch.float16,)),
+    (functional.linear, (torch.empty(5, 4, device="meta"), torch.empty(5, device="meta"))),  # a view of what it makes
 ]  # fmt: skip
 
 

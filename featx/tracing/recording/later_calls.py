@@ -11,7 +11,7 @@ from torch import nn
 from featx.ir.paths import module_at
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.source.frames import is_library_code, is_of_featx
-from featx.tracing.source_uses.later_names import LaterNames
+from featx.tracing.source_uses.later_names import KnownLaterNames, LaterNames
 
 
 class LaterCalls:
@@ -23,14 +23,16 @@ class LaterCalls:
     Args:
         root: what runs.
         paths: the modules in it, with their paths.
+        names: what is known of the code, from earlier runs too.
 
     Attributes:
         asked_for: the names that are requested.
     """
 
-    def __init__(self, root: object, paths: Mapping[nn.Module, str]) -> None:
+    def __init__(self, root: object, paths: Mapping[nn.Module, str], names: KnownLaterNames) -> None:
         self.asked_for: frozenset[str] = frozenset()
         self._root = root
+        self._names = names
         self._paths = paths
         # By the path of the module, and the code and place of each frame.
         self._known: dict[Any, frozenset[str]] = {}
@@ -85,7 +87,7 @@ class LaterCalls:
         names, kind = LaterNames(), type(module_at(self._root, path))
         for frame in frames:
             if not is_library_code(frame.f_code):
-                names.add_of(frame, kind)
+                names.add(self._names.of(frame, kind))
         if not (is_decided or names.decides):  # one run tells what the others do
             return frozenset()
         return frozenset(each for each, module in requested.items() if _may_call(names, each, module, path))

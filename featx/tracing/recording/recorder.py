@@ -113,7 +113,7 @@ class Recorder(TracerBase):
         self.numbers = Numbers(self, model_context, replica.size_caches)
         self.earlier = EarlierCalls()
         self.grad_modes = GradModes(self.add_unnamed_node)
-        self.later_calls = LaterCalls(replica.root, replica.paths)
+        self.later_calls = LaterCalls(replica.root, replica.paths, model_context.later_names)
         self.guards = GuardNodes(self, self.later_calls)
         self.autocast_modes = AutocastModes(self.add_unnamed_node, self.guards.add)
         self.is_real = is_real

@@ -27,6 +27,7 @@ from featx.tracing.replica.interception import has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
 from featx.tracing.source_uses.conversions import converts_by_calls_alone
+from featx.tracing.source_uses.later_names import KnownLaterNames
 from featx.tracing.stand_ins.known_results import KnownResults
 from featx.tree import tensors_in
 
@@ -78,6 +79,7 @@ class ModelContext:
         held = {value for module in paths for value in module.__dict__.values() if type(value) is FunctionType}
         self.namespaces = globals_of(self.function, self.kinds, held)
         self.results = KnownResults()
+        self.later_names = KnownLaterNames()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
         self.converting: list[dict[str, Any]] = []
         places = find_names_to_replace(

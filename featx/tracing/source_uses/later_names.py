@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.frames import is_library_code
@@ -46,27 +46,46 @@ class LaterNames:
             return True
         return is_container and name in self.of_parts
 
-    def add_of(self, frame: FrameType, kind: type) -> None:
-        """Add the names that the code of a frame may use after the point where it is.
+    def add(self, other: LaterNames) -> None:
+        """Add those that some other code may use."""
+        self.used |= other.used
+        self.of_parts |= other.of_parts
+        self.decides = self.decides or other.decides
+        self.are_known = self.are_known and other.are_known
+
+
+class KnownLaterNames:
+    """The names that code may use after the points where it was seen, of which each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[CodeType, int, type], LaterNames] = {}
+
+    def of(self, frame: FrameType, kind: type) -> LaterNames:
+        """Return the names that the code of a frame may use after the point where it is.
 
         Args:
             frame: of code of a model.
             kind: the class of the module whose code it is.
         """
-        node = node_at(frame)
-        later = None if node is None else _code_after(node, frame)
-        if later is None:
-            self.are_known, self.decides = False, True
-            return
-        function, parts, targets = later
-        assigned = assigned_values(function)
-        used, taken_apart = _names_of(parts, assigned, targets)
-        of_functions = _names_in_functions(used, frame, kind)
-        self.used |= used | of_functions
-        self.decides |= bool(of_functions) or any(_decides(each) for part in parts for each in ast.walk(part))
-        iterated = {target for target in targets if any(target in _loaded(part) for part in parts)}
-        values = [value for name in iterated for value in assigned.get(name, ())]
-        self.of_parts |= taken_apart.union(*_names_of(values, assigned, set()))
+        place = frame.f_code, frame.f_lasti, kind
+        if place not in self._known:
+            self._known[place] = _names_after(frame, kind)
+        return self._known[place]
+
+
+def _names_after(frame: FrameType, kind: type) -> LaterNames:
+    node = node_at(frame)
+    later = None if node is None else _code_after(node, frame)
+    if later is None:
+        return LaterNames(decides=True, are_known=False)
+    function, parts, targets = later
+    assigned = assigned_values(function)
+    used, taken_apart = _names_of(parts, assigned, targets)
+    of_functions = _names_in_functions(used, frame, kind)
+    decides = bool(of_functions) or any(_decides(each) for part in parts for each in ast.walk(part))
+    iterated = {target for target in targets if any(target in _loaded(part) for part in parts)}
+    values = [value for name in iterated for value in assigned.get(name, ())]
+    return LaterNames(used | of_functions, taken_apart.union(*_names_of(values, assigned, set())), decides)
 
 
 def _code_after(node: ast.AST, frame: FrameType) -> tuple[ast.AST, list[ast.AST], set[str]] | None:
