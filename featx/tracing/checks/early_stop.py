@@ -19,7 +19,7 @@ from featx.ir.paths import parents_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.other_calls import attributes_assigned_in
 from featx.tracing.example.conditions import Conditions
-from featx.tracing.example.plain_run import SETS_HOOKS, FullRun, run_to_the_end
+from featx.tracing.example.full_run import SETS_HOOKS, FullRun, run_to_the_end
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.same_needed import count_needed
