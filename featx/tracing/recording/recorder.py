@@ -35,7 +35,7 @@ from featx.tracing.recording.guard_nodes import GuardNodes
 from featx.tracing.recording.later_calls import LaterCalls
 from featx.tracing.recording.numbers import Numbers
 from featx.tracing.recording.returned_objects import ReturnedObjects
-from featx.tracing.recording.unowned_tensors import constant_of
+from featx.tracing.recording.unowned_tensors import constant_of, source_of_parameter
 from featx.tracing.replica.hooks import ModelHooks
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
@@ -453,6 +453,9 @@ class Recorder(TracerBase):
         path = self.owned.get(id(tensor))
         if path is None:
             self.hooks.check_foreign()
+            source = source_of_parameter(tensor, self.write_log.memories)
+            if source is not None:
+                return self._new_parameter(tensor, source)
             followed = (each for each, _ in self.write_log.memories)
             return constant_of(tensor, self._replica, followed, is_unseen=self.is_unseen(tensor))
         node = self._reads.get(path)
@@ -465,6 +468,15 @@ class Recorder(TracerBase):
                 node = self.add_unnamed_node("get_attr", path, (), {})
             self._reads[path] = node
             self.note_form(node, tensor if self.is_real else self.stand_ins.of(tensor))
+        return node
+
+    def _new_parameter(self, parameter: torch.Tensor, source: torch.Tensor) -> Node:
+        """Follow a parameter that forward has made of a tensor."""
+        keywords: dict[str, Argument] = {} if parameter.requires_grad else {"requires_grad": False}
+        node = self.add_unnamed_node("call_function", nn.Parameter, (self._tensor(source),), keywords)
+        self.lineage.put(parameter, node)
+        self.note_form(node, parameter)
+        self.write_log.note_memory(parameter)
         return node
 
     def sources_of(self, tensor: torch.Tensor) -> Iterator[Node]:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from featx.ir.memory import memory_of
 from featx.tracing.objects.module_tree import tensors_of
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Untraceable
@@ -39,6 +40,26 @@ def constant_of(
     if _shares_memory(tensor, followed, replica):
         raise Untraceable("forward uses a tensor that shares the storage of another one, and is no result of it,")
     return replica.original_of(tensor)  # where a trace for real has a copy of it
+
+
+def source_of_parameter(tensor: torch.Tensor, memories: Iterable[tuple[torch.Tensor, int]]) -> torch.Tensor | None:
+    """Return the followed tensor of which forward has made a parameter, as a layer does that it makes; else None.
+
+    Args:
+        tensor: one that no node gives and that the model does not own.
+        memories: the followed tensors with their memory.
+    """
+    if not isinstance(tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    memory = memory_of(tensor)
+    return next((each for each, of_each in memories if of_each == memory and _has_form_of(each, tensor)), None)
+
+
+def _has_form_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout is not torch.strided or one.dtype != other.dtype:
+        return False
+    of_one, of_other = ([*each.shape, *each.stride(), each.storage_offset()] for each in (one, other))
+    return of_one == of_other
 
 
 def _shares_memory(tensor: torch.Tensor, followed: Iterable[torch.Tensor], replica: Replica) -> bool:
