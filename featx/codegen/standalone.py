@@ -45,7 +45,11 @@ _CHECKS = {
 # What they call.
 _CALLED_BY: dict[Any, tuple[Any, ...]] = {
     standalone_checks.check_form: (standalone_checks.form_of,),
-    standalone_checks.check_aliases: (standalone_checks.aliases_of, standalone_checks.tensors_in),
+    standalone_checks.check_aliases: (
+        standalone_checks.aliases_of,
+        standalone_checks.overlap,
+        standalone_checks.tensors_in,
+    ),
     standalone_checks.check_same_items: (standalone_checks.aliases_of, standalone_checks.tensors_in),
     standalone_checks.version_of: (standalone_checks.tensors_in,),
 }

@@ -70,7 +70,10 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
 
 
 def check_aliases(values: Any, expected: Any) -> None:
-    """Raise unless the same inputs are one tensor as on the example; None is different ones."""
+    """Raise unless the same inputs are one tensor as on the example; None is different ones. Others share no memory."""
+    is_compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if not is_compiling and overlap(tensors_in(values)):
+        raise SpecializationError("two inputs are views of the same memory now, and one of them may be written")
     aliases = aliases_of(values)
     if aliases != (expected or tuple(range(len(aliases)))):
         raise SpecializationError("other inputs are one tensor now than on the example")
@@ -86,6 +89,23 @@ def aliases_of(values: Any) -> Any:
     """Return for each tensor in a value the position of the first one that is the same object."""
     tensors = [id(value) for value in tensors_in(values)]
     return tuple(map(tensors.index, tensors))
+
+
+def overlap(tensors: list[torch.Tensor]) -> bool:
+    """Say whether two of some tensors that are not one object may share memory."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
+            continue
+        lengths = zip(tensor.shape, tensor.stride(), strict=True)
+        start = int(tensor.storage_offset())
+        width = 1 + sum((length - 1) * stride for length, stride in lengths)
+        of_memory = spans.setdefault(tensor.untyped_storage()._cdata, [])
+        begin, end = start * tensor.itemsize, (start + width) * tensor.itemsize
+        if any(begin < other_end and other_begin < end for other_begin, other_end in of_memory):
+            return True
+        of_memory.append((begin, end))
+    return False
 
 
 def version_of(value: Any) -> int:

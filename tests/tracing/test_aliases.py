@@ -229,6 +229,20 @@ def test_inputs_that_a_function_compares_are_checked() -> None:
         featx.create_feature_extractor(model, ["output"], example_inputs=(x, x))
 
 
+class WritesFirst(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return b + 1
+
+
+def test_inputs_that_are_views_of_one_memory_are_refused_where_one_is_written() -> None:
+    x = torch.ones(8)
+    extractor = featx.create_feature_extractor(WritesFirst(), ["output"], example_inputs=(x[:4], x[4:]))
+    with pytest.raises(SpecializationError, match="views of the same memory"):
+        extractor(x[:4], x[2:6])
+    assert torch.equal(extractor(x[:4], x[4:])["output"], torch.full((4,), 2.0))
+
+
 class ComparesResult(nn.Module):
     """Tests whether a call has returned its input."""
 
