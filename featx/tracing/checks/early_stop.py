@@ -200,22 +200,22 @@ def _writing_calls(trace: ExampleTrace) -> Counter[str]:
 def _run_to_the_end(
     request: TraceRequest, trace: ExampleTrace, read: Mapping[str, str], called: Collection[str]
 ) -> FullRun:
-    """Run a copy of the model: on guessed inputs without convolutions, unless forward fails so and not with them."""
+    """Run a copy of the model: on guessed inputs without the products, unless forward fails so and not with them."""
     context, tracer = trace.model_context, request.tracer
 
-    def run(*, skips_convolutions: bool) -> FullRun:
+    def run(*, skips_products: bool) -> FullRun:
         replica, tensors = context.replica(tracer.training, "all")
         with tracer.log.run(context.name, "what follows the last node", is_real=True):
             found = run_to_the_end(
                 context, replica, tensors, request.args, request.kwargs, read, called,
-                skips_convolutions=skips_convolutions,
+                skips_products=skips_products,
             )  # fmt: skip
         replica.drop()
         return found
 
-    if tracer.inputs_are_guessed and not (quick := run(skips_convolutions=True)).has_failed:
+    if tracer.inputs_are_guessed and not (quick := run(skips_products=True)).has_failed:
         return quick
-    return run(skips_convolutions=False)
+    return run(skips_products=False)
 
 
 @functools.lru_cache(maxsize=4096)

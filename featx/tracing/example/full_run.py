@@ -56,7 +56,7 @@ def run_to_the_end(
     read: Mapping[str, str],
     called: Collection[str],
     *,
-    skips_convolutions: bool,
+    skips_products: bool,
 ) -> FullRun:
     """Run a replica for real, with nothing recorded, and see what it writes and calls. The replica is used up.
 
@@ -69,7 +69,7 @@ def run_to_the_end(
         read: the paths of the tensors that count, each with that of a module whose own calls may write it, so that only
             what is written after the last one counts; "" for none.
         called: the paths of the modules whose calls are counted.
-        skips_convolutions: as for `run_plainly`. What forward does then depends on values that are as arbitrary as
+        skips_products: as for `run_plainly`. What forward does then depends on values that are as arbitrary as
             those of guessed inputs.
     """
     state = _TensorStates(replica.root, tensors, read)
@@ -81,7 +81,7 @@ def run_to_the_end(
         replica.root,
         args,
         kwargs,
-        skips_convolutions=skips_convolutions,
+        skips_products=skips_products,
         function_mode=FunctionMode(gradients.on_call),
         on_write=state.on_write,
     )

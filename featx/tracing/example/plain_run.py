@@ -34,14 +34,15 @@ def run_plainly(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    skips_convolutions: bool = False,
+    skips_products: bool = False,
     function_mode: AbstractContextManager[Any] | None = None,
     on_write: Callable[[list[torch.Tensor]], None] | None = None,
 ) -> PlainRun:
     """Run `root`, a replica of the model with tensors of its own.
 
     Inputs are copied. Other tensors that it writes, torch's modes and random generators are put back. With
-    `skips_convolutions` convolutions give zeros, which takes a fraction of the time. `function_mode` sees the torch
+    `skips_products` convolutions, batch norms in eval mode and linear layers give zeros, which takes a fraction of the
+    time. `function_mode` sees the torch
     calls, and `on_write` gets the tensors that each kernel is about to write.
     """
     modes, generators, generator = ThreadModes(), SharedGenerators(), TorchGenerator()
@@ -54,7 +55,7 @@ def run_plainly(
 
     # Other threads may draw from torch's generator meanwhile, so this run draws from one of its own.
     kernels = Kernels(
-        functools.partial(_zeros_of_convolution, foreign) if skips_convolutions else lambda *kernel: None,
+        functools.partial(_zeros_of, foreign) if skips_products else lambda *kernel: None,
         note_write,
         on_result=lambda given, result: foreign.note_made(result, given),
     )
@@ -77,24 +78,44 @@ def run_plainly(
         context.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
 
 
-def _zeros_of_convolution(
+def _zeros_of(
     foreign: ForeignTensors, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
-) -> torch.Tensor | None:
-    """Return zeros of the form that a convolution has; None for other kernels."""
-    is_known = kernel is torch.ops.aten.convolution.default and not kwargs
-    if not is_known or args[6]:  # transposed
-        return None
-    x, weight, _, *options = args[:6]
-    if any(len(option) != x.dim() - 2 for option in options):
-        return None
-    lengths = zip(x.shape[2:], weight.shape[2:], *options, strict=True)
-    sizes = [
-        (size + 2 * padding - dilation * (width - 1) - 1) // stride + 1
-        for size, width, stride, padding, dilation in lengths
-    ]
-    result = x.new_zeros(len(x), len(weight), *sizes)
-    foreign.note_made(result, given)
+) -> Any:
+    """Return zeros of the form of what a kernel returns that computes for long; None for other kernels."""
+    make = None if kwargs else _COSTLY.get(kernel)
+    result = None if make is None else make(*args)
+    if result is not None:
+        foreign.note_made(result, given)
     return result
+
+
+def _of_convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, *others: object,
+) -> torch.Tensor | None:  # fmt: skip
+    dims = x.dim() - 2
+    if transposed or not len(stride) == len(padding) == len(dilation) == dims:
+        return None
+    lengths = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = [(size + 2 * around - apart * (width - 1) - 1) // step + 1 for size, width, step, around, apart in lengths]
+    return x.new_zeros(len(x), len(weight), *sizes)
+
+
+def _of_batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *others: object
+) -> tuple[torch.Tensor, ...] | None:
+    return None if training else (torch.zeros_like(x), x.new_empty(0), x.new_empty(0))
+
+
+def _of_product(bias: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return one.new_zeros(one.shape[0], other.shape[1])
+
+
+_COSTLY: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.convolution.default: _of_convolution,
+    torch.ops.aten.native_batch_norm.default: _of_batch_norm,
+    torch.ops.aten.addmm.default: _of_product,
+}
 
 
 def _copied(value: Any, path: object) -> Any:
