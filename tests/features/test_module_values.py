@@ -302,7 +302,7 @@ class Listing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.inner(x)
         self.values.append(x * 2)
-        return x
+        return x if self.values else -x
 
 
 def test_error_for_a_name_says_which_modules_are_one_node_and_why() -> None:

@@ -23,13 +23,15 @@ def unsupported_side_effect(
 ) -> str | None:
     """Say what the forward of an opened module left there, where a graph of it would not do the same; else None.
 
-    Writing into a buffer is fine, and so is an attribute that no code reads, or that is made from sizes and constants
-    alone: a graph makes it anew.
+    Writing into a buffer is fine, and so is an attribute that no code reads, a list to which it adds and a counter too,
+    or one that is made from sizes and constants alone: a graph makes it anew.
     """
     path = checks.paths[module]
     # A module of which others call methods alone cannot be kept whole.
     must_open = checks.must_open(path) or not is_called
     for name, holder in state.changed_values():
+        if checks.is_only_stored(name):
+            continue
         what = f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
         if not must_open and not checks.is_held_by_opened(holder):
             return what
@@ -41,6 +43,8 @@ def unsupported_side_effect(
                 return what
             checks.note_cache(path, what, [AttributePath(name, name)])
     for name, added in state.grown_containers():
+        if checks.is_only_stored(name):
+            continue
         origins = [recorder.lineage.get(value) for value in added]
         # A table by size is made anew by the graph.
         are_constants = all(id(value) in recorder.earlier.constants for value in added)

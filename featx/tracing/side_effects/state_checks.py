@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.model_state.attribute_changes import AttributeChanges
 from featx.tracing.model_state.module_state import AttributePath, plain_attributes
+from featx.tracing.objects.module_tree import forward_of, has_forward_hooks
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
@@ -18,7 +23,11 @@ from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.side_effects.forward_side_effects import computed_attributes, unsupported_side_effect
 from featx.tracing.side_effects.left import Left
 from featx.tracing.signals import ModifiedFromOutside, ReadOrderUnknown, UnsupportedSideEffect
+from featx.tracing.source.attributes import names_read_in
+from featx.tracing.source.frames import is_library_code
 
+# With which code may read any attribute.
+_READ_ANY = frozenset({"getattr", "vars", "__dict__", "attrgetter", "eval", "exec"})
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
 
@@ -194,10 +203,39 @@ class StateChecks:
             if path in ran_whole and module not in self.opened_modules:
                 state.of(plain_attributes(module))
         described = {
-            path: state.of(plain_attributes(module)) for module, path in self.paths.items() if path not in ran_whole
+            path: state.of(self._kept_attributes(module))
+            for module, path in self.paths.items()
+            if path not in ran_whole
         }
         described[""] = (described.get(""), *map(state.of, objects))
         return described
+
+    def _kept_attributes(self, module: nn.Module) -> dict[str, Any]:
+        """Return the attributes of a module that code of the model may read: all but those that it only stores."""
+        attributes, state = plain_attributes(module), self.states.initial(module)
+        changed = () if state is None else (*state.changed_values(), *state.grown_containers())
+        stored = {name for name, _ in changed if self.is_only_stored(name)}
+        return {name: value for name, value in attributes.items() if name not in stored}
+
+    def is_only_stored(self, name: str) -> bool:
+        """Say whether the model's code assigns attributes of this name, or adds to what they hold, and reads none.
+
+        `name` is that of an attribute; of what is in a dict or an object the answer is no.
+        """
+        names = self._names_read
+        return names is not None and "." not in name and name not in names
+
+    @functools.cached_property
+    def _names_read(self) -> frozenset[str] | None:
+        """The names of attributes that code of the model reads; None where hooks or functions in attributes may."""
+        own = [module for module in self.paths if not is_torch_layer(type(module))]
+        if any(map(has_forward_hooks, self.paths)) or any(map(_holds_function, own)):
+            return None
+        forwards = {(forward_of(module), type(module)) for module in own}
+        if not all(inspect.isfunction(forward) for forward, _ in forwards):
+            return None
+        names = frozenset[str]().union(*(names_read_in(forward, kind) for forward, kind in forwards))
+        return names if names.isdisjoint(_READ_ANY) else None
 
     def _check_mode(self, module: nn.Module, path: str) -> None:
         if mode_of(module) is not self.training[module]:
@@ -236,3 +274,13 @@ class StateChecks:
         if attribute not in self.read_first:
             raise ReadOrderUnknown(*attribute)
         return True
+
+
+def _holds_function(module: nn.Module) -> bool:
+    """Say whether an attribute of a module is a function of the user's, which nothing says what it reads."""
+    values = plain_attributes(module).values()
+    return any(
+        isinstance(value, functools.partial)
+        or (isinstance(value, FunctionType) and not is_library_code(value.__code__))
+        for value in values
+    )

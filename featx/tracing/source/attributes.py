@@ -30,7 +30,8 @@ _CHANGING = frozenset(
     "append extend insert pop remove clear reverse sort update setdefault popitem add discard appendleft".split()
     + ["__setitem__"]
 )
-
+# Those of them that return an item.
+_RETURNING = frozenset({"pop", "popitem", "setdefault"})
 
 _NO_CONSTANT = object()
 # In the place of an empty dict, of which there is a new one each time.
@@ -111,6 +112,10 @@ def changed_parts(node: ast.AST) -> list[ast.expr]:
     return []
 
 
+def _takes_out(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and name_called(node) in _RETURNING
+
+
 def _set_parts(node: ast.AST) -> list[ast.expr]:
     """Return the expression that a piece of code sets: a context variable, by `VARIABLE.set(value)`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "set":
@@ -167,7 +172,7 @@ def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
             found |= _names_and_texts(function.__code__)
             continue
         nodes = list(ast.walk(definition))
-        changed = {id(part) for node in nodes for part in changed_parts(node)}
+        changed = {id(part) for node in nodes if not _takes_out(node) for part in changed_parts(node)}
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         read = [node for node in nodes if id(node) not in changed]
         found |= {node.attr for node in read if isinstance(node, ast.Attribute)}
