@@ -20,7 +20,9 @@ from featx.ir.node import Node
 # Functions of torch written in Python that draw random numbers; operators are asked for their tags.
 _RANDOM = frozenset(
     "gumbel_softmax fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices "
-    "fractional_max_pool3d_with_indices svd_lowrank pca_lowrank".split()
+    "fractional_max_pool3d_with_indices svd_lowrank pca_lowrank "
+    # Of torch.nn.init, and no methods of tensors.
+    "xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ trunc_normal_ orthogonal_ sparse_".split()
 )
 # Operators that draw random numbers unless the argument at this position says that this is not training.
 _RANDOM_IN_TRAINING = {

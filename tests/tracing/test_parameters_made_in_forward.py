@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,32 @@ def test_a_layer_that_forward_makes_is_followed(shape: tuple[int, ...]) -> None:
     assert torch.equal(found["layer_norm"], nn.LayerNorm(found["layer_norm"].shape[1:])(model.first(x)))
     gradients = [torch.autograd.grad(each.sum(), model.first.weight)[0] for each in (found["output"], expected)]
     assert torch.equal(*gradients)
+
+
+class Draws(nn.Module):
+    def __init__(self, initialize: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.initialize = nn.Linear(4, 4), initialize
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.Linear(4, 4)(self.first(x))
+        weight = nn.Parameter(torch.empty(4, 4))
+        self.initialize(weight)
+        return y @ weight
+
+
+@pytest.mark.parametrize("name", ["uniform_", "normal_", "kaiming_uniform_", "xavier_normal_", "orthogonal_", "ones_"])
+def test_initial_values_are_drawn_in_each_call(name: str) -> None:
+    model, x = Draws(getattr(nn.init, name)).eval(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    values: list[torch.Tensor] = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        expected = model(x)
+        torch.manual_seed(seed)
+        values.append(extractor(x)["output"])
+        assert torch.equal(values[-1], expected)
+    assert not torch.equal(*values)
 
 
 class Elsewhere(nn.Module):

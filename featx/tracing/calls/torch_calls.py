@@ -193,6 +193,8 @@ class TorchCalls:
         for target in targets:
             if not isinstance(target, torch.Tensor) or recorder.is_of_graph((target,)) or recorder.is_unseen(target):
                 continue
+            if recorder.follow_new_parameter(target) is not None:
+                continue
             if is_functorch_wrapped_tensor(target):
                 raise Untraceable("a function of torch.func (vmap, grad) writes a tensor")
             what = f"a tensor of shape {tuple(target.shape)}, which is neither a parameter nor a buffer of the model,"

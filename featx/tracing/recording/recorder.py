@@ -453,9 +453,9 @@ class Recorder(TracerBase):
         path = self.owned.get(id(tensor))
         if path is None:
             self.hooks.check_foreign()
-            source = source_of_parameter(tensor, self.write_log.memories)
-            if source is not None:
-                return self._new_parameter(tensor, source)
+            parameter = self.follow_new_parameter(tensor)
+            if parameter is not None:
+                return parameter
             followed = (each for each, _ in self.write_log.memories)
             return constant_of(tensor, self._replica, followed, is_unseen=self.is_unseen(tensor))
         node = self._reads.get(path)
@@ -470,8 +470,11 @@ class Recorder(TracerBase):
             self.note_form(node, tensor if self.is_real else self.stand_ins.of(tensor))
         return node
 
-    def _new_parameter(self, parameter: torch.Tensor, source: torch.Tensor) -> Node:
-        """Follow a parameter that forward has made of a tensor."""
+    def follow_new_parameter(self, parameter: torch.Tensor) -> Node | None:
+        """Follow a parameter that forward has made of a tensor, and return its node; None where a tensor is none."""
+        source = source_of_parameter(parameter, self.write_log.memories)
+        if source is None:
+            return None
         keywords: dict[str, Argument] = {} if parameter.requires_grad else {"requires_grad": False}
         node = self.add_unnamed_node("call_function", nn.Parameter, (self._tensor(source),), keywords)
         self.lineage.put(parameter, node)
