@@ -69,11 +69,11 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
         raise SpecializationError(f"dimension {dim} of {what}: the input has shape {tuple(value.shape)}")
 
 
-def check_aliases(values: Any, expected: Any) -> None:
-    """Raise unless the same inputs are one tensor as on the example; None is different ones. Others share no memory."""
+def check_aliases(values: Any, expected: Any, is_written: bool = False) -> None:
+    """Raise unless the same inputs are one tensor as on the example; None is different ones. Written ones are apart."""
     is_compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    if not is_compiling and overlap(tensors_in(values)):
-        raise SpecializationError("two inputs are views of the same memory now, and one of them may be written")
+    if is_written and not is_compiling and overlap(tensors_in(values)):
+        raise SpecializationError("two inputs are views of the same memory now, and one of them is written")
     aliases = aliases_of(values)
     if aliases != (expected or tuple(range(len(aliases)))):
         raise SpecializationError("other inputs are one tensor now than on the example")

@@ -347,7 +347,8 @@ CHECKS: dict[str, list[tuple[Any, ...]]] = {
     "check_aliases": [
         ((X, X), None), ((X, X + 1), None), ((1, 1), None), ((X, {"a": [X]}), None), ((X, [X]), (0, 0)),
         ((X, X + 1), (0, 0)), ((X, X, X + 1), (0, 0, 2)), ((X, X + 1, X), (0, 0, 2)),
-        ((X, X[:, 1:]), None), ((X[:1, :1], X[:1, 2:]), None), ((X, X.transpose(2, 3)), None),
+        ((X, X[:, 1:]), None, True), ((X[:1, :1], X[:1, 2:]), None, True), ((X, X.transpose(2, 3)), None, True),
+        ((X, X[:, 1:]), None),
     ],
     "check_same_items": [((X, X), (0, 0), "x"), ([X, X + 1], (0, 0), "x"), ({"a": X, "b": X + 1}, (0, 1), "x")],
     "check_form": [

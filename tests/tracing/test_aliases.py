@@ -243,6 +243,15 @@ def test_inputs_that_are_views_of_one_memory_are_refused_where_one_is_written() 
     assert torch.equal(extractor(x[:4], x[4:])["output"], torch.full((4,), 2.0))
 
 
+@pytest.mark.slow
+def test_inputs_that_are_views_of_one_memory_may_be_compared() -> None:
+    x = torch.rand(2, 5)  # as texts and labels, which are the same text one token later
+    model = ComparesElsewhere()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=different(x[:, 1:]))
+    inputs = x[:, :-1], x[:, 1:]
+    assert torch.equal(extractor(*inputs)["output"], model(*inputs))
+
+
 class ComparesResult(nn.Module):
     """Tests whether a call has returned its input."""
 

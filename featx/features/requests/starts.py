@@ -320,7 +320,7 @@ def _narrow_aliases(guard: Node, missing: Collection[Node]) -> None:
     Raises:
         RequestError: the example gives one tensor as two inputs, and what the model does then depends on it.
     """
-    inputs, expected = cast("tuple[tuple[Node, ...], tuple[int, ...] | None]", guard.args)
+    inputs, expected, *others = cast("tuple[tuple[Node, ...], tuple[int, ...] | None, Any]", guard.args)
     tensors = [node for node in inputs if node in missing and ("shape" in node.meta or not node.args)]
     if expected is not None and tensors:
         names = ", ".join(repr(node.target) for node in tensors)
@@ -328,7 +328,7 @@ def _narrow_aliases(guard: Node, missing: Collection[Node]) -> None:
             f"inputs must have {names} too: the example gives one tensor as two inputs, and the model writes one of "
             "them, or may compare them with `is`; or give copies in the example"
         )
-    guard.args = (tuple(node for node in inputs if node not in missing), expected)
+    guard.args = (tuple(node for node in inputs if node not in missing), expected, *others)
 
 
 def _placeholders_of(node: Node) -> list[str]:

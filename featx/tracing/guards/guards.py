@@ -210,22 +210,22 @@ def check_array(value: Any, dtype: str, shape: tuple[int, ...], digest: str, wha
 
 
 @runtime_check
-def check_aliases(values: tuple[Any, ...], expected: tuple[int, ...] | None) -> None:
-    """Raise unless the same inputs are one tensor as on the example, and the others share no memory.
+def check_aliases(values: tuple[Any, ...], expected: tuple[int, ...] | None, is_written: bool = False) -> None:
+    """Raise unless the same inputs are one tensor as on the example.
 
     Args:
         values: the inputs.
         expected: what `aliases_of` gave for the example; None if all of its tensors were different ones.
+        is_written: whether the model writes one of them, so that different ones may share no memory.
 
     Raises:
         SpecializationError: they are not, and the model may ask with `is`, or it writes one of them.
     """
     aliases = aliases_of(values)
     is_compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if not is_compiling and overlap(_tensors_in(values, ())):
+    if is_written and not is_compiling and overlap(_tensors_in(values, ())):
         raise SpecializationError(
-            "two inputs are views of the same memory, and the model writes one of them, or may; pass copies. "
-            f"{_hint()}."
+            f"two inputs are views of the same memory, and the model writes one of them; pass copies. {_hint()}."
         )
     if aliases == (expected or tuple(range(len(aliases)))):
         return
@@ -283,7 +283,7 @@ def _tensors_in(values: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
             yield from _tensors_in(tuple(attributes_of(value).values()), (*around, id(value)))
 
 
-def require_aliases(graph: "Graph", expected: tuple[int, ...] | None) -> None:
+def require_aliases(graph: "Graph", expected: tuple[int, ...] | None, *, is_written: bool) -> None:
     """Let `graph` call `check_aliases` first, unless its only input is a tensor. O(nodes)."""
     inputs = tuple(graph.find_nodes(op="placeholder"))
     if not inputs or (len(inputs) == 1 and "shape" in inputs[0].meta):
@@ -291,7 +291,9 @@ def require_aliases(graph: "Graph", expected: tuple[int, ...] | None) -> None:
     # Of a dict, those items that forward reads.
     inputs = tuple(next((user for user in node.users if user.target is items_at), node) for node in inputs)
     with graph.inserting_after(max(inputs)):
-        add_check(graph, check_aliases, inputs, expected).meta["is_check_of_input"] = True
+        add_check(graph, check_aliases, inputs, expected, *([True] if is_written else [])).meta["is_check_of_input"] = (
+            True
+        )
 
 
 def add_check(graph: "Graph", function: Callable[..., None], *arguments: Any) -> "Node":

@@ -68,8 +68,9 @@ class RunInputs:
         Raises:
             NeedsSharedInputs: one tensor is two inputs, and each had a stand-in of its own.
         """
+        is_written = self._recorder.write_log.has_written_inputs()
         if not self.are_compared:
-            self.are_compared = any(map(compares_objects, codes)) or self._recorder.write_log.has_written_inputs()
+            self.are_compared = is_written or any(map(compares_objects, codes))
         if not self.are_compared:
             return
         bound = self._context.signature.bind(*args, **kwargs)
@@ -78,7 +79,7 @@ class RunInputs:
         are_shared = len(set(aliases)) < len(aliases)
         if are_shared and not self.share_stand_ins:
             raise NeedsSharedInputs
-        require_aliases(graph, aliases if are_shared else None)
+        require_aliases(graph, aliases if are_shared else None, is_written=is_written)
 
     def release(self) -> None:
         """Drop all values."""
