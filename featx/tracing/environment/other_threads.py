@@ -13,8 +13,10 @@ from typing import Any, cast
 _ACTIVE: dict[int, threading.Thread] = cast(Any, threading)._active
 _HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")
 _TASKS = "/proc/self/task"
-# A thread of Python that has ended is one of the system for that long, which looks like one that Python did not start.
+# A thread of Python that has ended is one of the system for so long, which looks like one that Python did not start. On
+# a busy machine it takes longer, so that is waited for several times.
 _SECONDS_TO_END = 0.002
+_MOST_WAITS = 25
 _HAS_TASKS = os.path.isdir(_TASKS)
 
 
@@ -60,7 +62,9 @@ class AllThreads:
         # Exact for a thread that was there before and still is; the total is known to ten microseconds or so.
         if self._living.have_run():
             return True
-        if not _tasks() <= self._known:
+        for _ in range(_MOST_WAITS):
+            if _tasks() <= self._known:
+                break
             time.sleep(_SECONDS_TO_END)
         # Each answer is a lower bound, and a bad one where this thread had to wait in the middle of it.
         return any(_used_by_all()[0] > self._most for _ in range(3))
