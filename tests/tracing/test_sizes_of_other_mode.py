@@ -102,8 +102,9 @@ def test_what_the_other_mode_refused_is_tried_apart_from_what_it_took(caplog: py
     assert str(extractor.eval().free_dims).startswith("x: free, ")
     assert "pair: fixed" in str(extractor.free_dims)
     runs = runs_at_other_sizes(caplog, "done") + runs_at_other_sizes(caplog, "ended with ValueError")
-    # First both at once, and each of them; then those that were refused, and the other one.
-    assert runs == [1, 1] + [2, 1]
+    # First both at once and each of them, at three times the length too where that is refused; then those that were
+    # refused, the first dimension of them alone, and the other one.
+    assert runs == [1, 1] + [4, 3]
 
 
 @pytest.mark.parametrize("is_long", [True, False])
@@ -186,3 +187,50 @@ def test_a_trace_is_for_both_modes_where_the_model_does_the_same(drops: bool) ->
         assert torch.equal(traced(x), model(x))
     with pytest.raises(featx.SpecializationError, match=r"dimension 2 of input .x. is fixed"):
         featx.trace(model, x)(torch.rand(3, 6, 8))
+
+
+class GhostBatchNorm(nn.Module):
+    """Normalizes parts of at most four samples, as TabNet does; nine samples end with a part of one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.norm(part) for part in x.split(4)])
+
+
+def test_number_of_samples_that_train_mode_refuses_is_free_in_eval_mode() -> None:
+    class Tabular(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = GhostBatchNorm(6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(x.reshape(x.shape[0], -1)))
+
+    model = Tabular().eval()
+    extractor = featx.create_feature_extractor(model, ["head"], example_inputs=torch.rand(4, 2, 3), adaptive=False)
+    assert extractor.free_dims is not None
+    assert extractor.free_dims.of["x"][0] == "free"
+    for samples in (9, 1, 8):
+        x = torch.rand(samples, 2, 3)
+        torch.testing.assert_close(extractor(x)["head"], model(x), rtol=0, atol=0)
+
+
+class ShiftsFrames(nn.Module):
+    """Moves some channels to the next frame, as TSM does; samples are the frames of videos of four frames."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        videos = x.view(-1, 4, *x.shape[1:])
+        return torch.cat([videos[..., :2].roll(1, 1), videos[..., 2:]], -1).view_as(x)
+
+
+def test_number_of_samples_is_free_where_it_has_to_be_a_multiple() -> None:
+    model = nn.Sequential(nn.Linear(3, 6), ShiftsFrames(), nn.Linear(6, 2)).eval()
+    extractor = featx.create_feature_extractor(model, ["1.cat", "2"], example_inputs=torch.rand(8, 3), adaptive=False)
+    for samples in (4, 20):
+        x = torch.rand(samples, 3)
+        torch.testing.assert_close(extractor(x)["2"], model(x), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):  # as the model
+        extractor(torch.rand(6, 3))

@@ -1,1 +1,1 @@
-"""Build an extractor: trace the model in each mode, cut out what is wanted, and make further graphs."""
+"""Build an extractor: trace the model in each mode, cut out what is requested, and make further graphs."""

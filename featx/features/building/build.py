@@ -1,4 +1,4 @@
-"""Build an extractor from a model and requests: trace each mode, cut out what is wanted, and put both together."""
+"""Build an extractor from a model and requests: trace each mode, cut out what is requested, and put both together."""
 
 from __future__ import annotations
 
@@ -222,26 +222,26 @@ class _Mode:
     features: list[Feature] = field(default_factory=lambda: list[Feature]())
     error: Exception | None = None
     traced: TracedModel | None = None
-    _wanted: Mapping[str, Node] = field(default_factory=dict)
+    _requested: Mapping[str, Node] = field(default_factory=dict)
 
     def finish(self, traced: TracedModel, tracing: ModelTracing, options: Options) -> None:
-        """Take what a trace found: the graph of what is wanted alone, with what is done to that."""
+        """Take what a trace found: the graph of what is requested alone, with what is done to that."""
         self.names = names_of(traced.graph)
-        wanted, starts = traced.wanted, tracing.starts
+        requested, starts = traced.requested, tracing.starts
         if tracing.edits is not None:
             kept = traced.request if starts is None else starts.with_names(traced.request)
-            wanted = tracing.edits.make(traced.graph, wanted, kept)
+            requested = tracing.edits.make(traced.graph, requested, kept)
         if starts is not None:
             root = tracing.model_in_mode()
-            wanted = starts.make(traced.graph, wanted, traced.request, root, traced.free_dims)
-        self.traced, self._wanted = traced, wanted
+            requested = starts.make(traced.graph, requested, traced.request, root, traced.free_dims)
+        self.traced, self._requested = traced, requested
         self.complete(tracing, options)
 
     def complete(self, tracing: ModelTracing, options: Options, read_elsewhere: frozenset[int] = frozenset()) -> None:
-        """Take of the graph what is wanted, and writes into what another graph reads; see `prune`."""
-        traced, wanted = self.traced, self._wanted
+        """Take of the graph what is requested, and writes into what another graph reads; see `prune`."""
+        traced, requested = self.traced, self._requested
         assert traced is not None
-        self.graph = prune(traced.graph, wanted, tracing.model_in_mode(), read_elsewhere)
+        self.graph = prune(traced.graph, requested, tracing.model_in_mode(), read_elsewhere)
         note_left(self.graph, traced.left)
         note_random_decisions(self.graph)
         if tracing.edits is not None:
@@ -255,9 +255,9 @@ class _Mode:
             given = (
                 other if tracing.starts is None else OtherSizes(lambda: self.graph, root, stand_in(self.graph), None)
             )
-            note_shapes_behind_edits(wanted, {} if given is None else given.of_example)
-        infos = infos_of(wanted, traced.request, tracing.model, image, other)
-        features = {key: each for key, each in traced.request.features.items() if key in wanted}
+            note_shapes_behind_edits(requested, {} if given is None else given.of_example)
+        infos = infos_of(requested, traced.request, tracing.model, image, other)
+        features = {key: each for key, each in traced.request.features.items() if key in requested}
         self.features = [each for several in features.values() for each in several]
         if other is not None and image is not None and image.name is not None:
             refuse_maps_of_scaled_images(features, infos, other)

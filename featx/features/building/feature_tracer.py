@@ -17,7 +17,7 @@ from featx.libraries import torchvision_operators
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.proxy import Proxy
-from featx.tracing.nodes.scope import asked_for_by
+from featx.tracing.nodes.scope import requested_by
 from featx.tracing.symbolic.tracer import Tracer
 
 
@@ -51,7 +51,7 @@ class FeatureTracer(Tracer):
         self._is_leaf: dict[type[nn.Module], bool] = {}
         self._opened_types: tuple[type[nn.Module], ...] = ()
         # The paths of modules whose outputs are marked in the graph.
-        self.asked_for: frozenset[str] = frozenset()
+        self.requested: frozenset[str] = frozenset()
         # Those of which what a call returns is told from the same value elsewhere, as an edit changes it alone.
         self.own_output: frozenset[str] = frozenset()
 
@@ -80,7 +80,7 @@ class FeatureTracer(Tracer):
         """Answer a call of a module, and mark what it returns where that is asked for."""
         result = super().call_module(m, forward, args, kwargs)
         path = self.path_of_module(m)
-        if asked_for_by(path, self.asked_for, self.scope.stack) and not self.is_leaf_module(m, path):
+        if requested_by(path, self.requested, self.scope.stack) and not self.is_leaf_module(m, path):
             if path in self.own_output and isinstance(result, Proxy):
                 return self.proxy(add_apart(self.graph, self.create_arg(result), path))
             mark_output(self.graph, self.create_arg(result), path)
@@ -89,7 +89,7 @@ class FeatureTracer(Tracer):
     def trace(self, root: Any, concrete_args: Any = None) -> Graph:
         """Trace as `Tracer`, and mark what the root returns where that is asked for."""
         graph = super().trace(root, concrete_args)
-        if "" in self.asked_for:
+        if "" in self.requested:
             output = graph.output_node()
             with graph.inserting_before(output):
                 mark_output(graph, output.args[0], "", output.prev)
@@ -99,7 +99,7 @@ class FeatureTracer(Tracer):
         """Return a tracer with the same policy that follows an example."""
         modules, functions = self._autowrap_modules, self._autowrap_functions
         tracer = ExampleTracer(
-            self.is_leaf_module, modules, functions, opened=opened, asked_for=self.asked_for,
+            self.is_leaf_module, modules, functions, opened=opened, requested=self.requested,
             own_output=self.own_output, keep_output=False, training=self.training,
         )  # fmt: skip
         tracer.reads = self.reads

@@ -28,7 +28,7 @@ class Finder:
         self._model_in_mode = model_in_mode
 
     def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
-        """Return the wanted nodes of a graph that broke off in a module, or none where one is missing."""
+        """Return the requested nodes of a graph that broke off in a module, or none where one is missing."""
         try:
             found = select(graph, self._request, self._owner)
         except NodeNameError:
@@ -39,9 +39,9 @@ class Finder:
         return () if is_missing else found.values()
 
     def last_needed(self, graph: Graph) -> Node | None:
-        """Return the last node of a whole graph that matters for the wanted ones, if they are all there."""
-        wanted = self(graph, "")
-        return last_needed(graph, wanted, self._model_in_mode()) if wanted else None
+        """Return the last node of a whole graph that matters for the requested ones, if they are all there."""
+        requested = self(graph, "")
+        return last_needed(graph, requested, self._model_in_mode()) if requested else None
 
 
 def _comes_later(name: str, node: Node, failed_module_path: str) -> bool:

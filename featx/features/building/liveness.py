@@ -25,17 +25,17 @@ from featx.tracing.source_writes.state_writes import StateWrite
 _STATEFUL = ("get_attr", "call_module")
 
 
-def last_needed(graph: Graph, wanted: Iterable[Node], root: nn.Module) -> Node:
+def last_needed(graph: Graph, requested: Iterable[Node], root: nn.Module) -> Node:
     """Return the last node of a traced graph that `prune` would keep. O(nodes + edges)."""
-    return max(Liveness(graph, set(wanted), root).kept)
+    return max(Liveness(graph, set(requested), root).kept)
 
 
 class Liveness:
-    """Which nodes of a graph must run so that the wanted ones have the values that the model computes.
+    """Which nodes of a graph must run so that the requested ones have the values that the model computes.
 
     Args:
         graph: a traced graph of `root`.
-        wanted: the nodes whose values are returned.
+        requested: the nodes whose values are returned.
         root: the model, in the mode in which it was traced.
         read_elsewhere: ids of tensors of the model that another graph of it reads.
 
@@ -48,37 +48,37 @@ class Liveness:
     """
 
     def __init__(
-        self, graph: Graph, wanted: set[Node], root: nn.Module, read_elsewhere: frozenset[int] = frozenset()
+        self, graph: Graph, requested: set[Node], root: nn.Module, read_elsewhere: frozenset[int] = frozenset()
     ) -> None:
         self.kept: set[Node] = set()
-        self._end = max(wanted)
+        self._end = max(requested)
         self._read_elsewhere = read_elsewhere
         self.graph = graph
         self._root = root
-        self._wanted = wanted
+        self._requested = requested
         self.effects = Effects(graph, root)
         self.memory = MemoryGroups(graph, self.effects)
         self.memory.join_shared_state(root)
         self.possibly_returned: list[tuple[Node, Node]] = []
         self._join_inputs_that_may_be_returned()
-        # What Python decided on the way to the wanted values must still hold.
-        hooks = self._gradient_hooks_of_wanted()
-        ahead = {each for node in wanted for each in guards_ahead_of_return(node)}
+        # What Python decided on the way to the requested values must still hold.
+        hooks = self._gradient_hooks_of_requested()
+        ahead = {each for node in requested for each in guards_ahead_of_return(node)}
         # Decisions after a value that a later call of its module may depend on.
         ahead |= {node for node in graph.nodes if node.meta.get("may_call")}
-        self._required = wanted | hooks | ahead | self._guards_ahead_of(max(wanted | hooks | ahead))
+        self._required = requested | hooks | ahead | self._guards_ahead_of(max(requested | hooks | ahead))
         self._sweep()
         while self._require_state_writers():
             self._sweep()
         self._keep_checks()
 
-    def _gradient_hooks_of_wanted(self) -> set[Node]:
-        """Return the calls of `register_hook` and the like on wanted values: they change gradients, and no values."""
+    def _gradient_hooks_of_requested(self) -> set[Node]:
+        """Return the calls of `register_hook` and the like on requested values, which change gradients alone."""
         return {
             node
             for node in self.graph.nodes
             if node.op == "call_method"
-            and node.args[0] in self._wanted
+            and node.args[0] in self._requested
             and facts_of(str(node.target)).changes_gradients
         }
 
@@ -160,12 +160,12 @@ class Liveness:
         return is_new
 
     def state_use(self) -> StateUse:
-        """Return what of the model the kept part reads, and what the rest writes before the last wanted value."""
+        """Return what of the model the kept part reads, and what the rest writes before the last requested value."""
         read = frozenset(str(node.target) for node in self.kept if node.op in _STATEFUL)
         return StateUse(read, frozenset[str]().union(*(paths for _, paths in self._left_out())))
 
     def _left_out(self) -> list[tuple[Node, set[str]]]:
-        """Return calls before the last wanted value that are not kept, with the paths of what they write."""
+        """Return calls before the last requested value that are not kept, with the paths of what they write."""
         others = (node for node in self.graph.nodes if node not in self.kept and node < self._end)
         written = {
             node: groups for node in others if self._is_known_to_write(node) and (groups := self._written_by(node))

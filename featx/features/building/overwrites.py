@@ -1,4 +1,4 @@
-"""Which wanted values a kept call may overwrite later, and what goes on with a clone of them."""
+"""Which requested values a kept call may overwrite later, and what goes on with a clone of them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Overwrites:
         # It was not written for the example; but what was copied there may be the same memory for another input.
         return not writers <= self._writers_after(node, self._memory_as_copied)
 
-    def unknown_calls_after(self, wanted: Iterable[Node]) -> dict[Node, list[str]]:
-        """Return which kept calls get the memory of wanted values and were only seen not to write it, by value."""
+    def unknown_calls_after(self, requested: Iterable[Node]) -> dict[Node, list[str]]:
+        """Return which kept calls get the memory of requested values and were only seen not to write it, by value."""
         calls = [node for node in self._graph.nodes if node in self._kept and "effects" in node.meta]
         groups = {call: {self._memory.of(source) for source in call.all_input_nodes} for call in calls}
         found = {
             node: [shown_name(call) for call in calls if call > node and self._memory.of(node) in groups[call]]
-            for node in wanted
+            for node in requested
         }
         return {node: names for node, names in found.items() if names}
 

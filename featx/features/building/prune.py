@@ -19,59 +19,59 @@ from featx.tree import clone_tensors
 
 
 def prune(
-    graph: Graph, wanted: Mapping[str, Node], root: nn.Module, read_elsewhere: frozenset[int] = frozenset()
+    graph: Graph, requested: Mapping[str, Node], root: nn.Module, read_elsewhere: frozenset[int] = frozenset()
 ) -> Graph:
-    """Copy the part of `graph` that `wanted` depends on, with an output that returns them as a dict by key.
+    """Copy the part of `graph` that `requested` depends on, with an output that returns them as a dict by key.
 
     Nodes after the last requested one are removed. Calls that write into a value that is read later are kept even if
     nothing reads their result. Also kept are writes into state of the model that the kept part reads, random draws
     before a kept one (they advance the generator), and checks of the form of kept values. All inputs stay.
     `graph` is not changed. O(nodes + edges).
 
-    Where a kept call overwrites a wanted value later, there are two cases. If no other live value shares its memory,
+    Where a kept call overwrites a requested value later, there are two cases. If no other live value shares its memory,
     the value itself is returned and later nodes use a clone, so that gradients flow through the returned value. Else
     the clone is returned; and if only nodes on the value itself read its memory before the overwriting call, these read
     the clone too, and `copy_` writes it back just before that call.
 
     Args:
         graph: a traced graph of `root`.
-        wanted: what to return, by key.
+        requested: what to return, by key.
         root: the model, in the mode in which it was traced.
         read_elsewhere: ids of tensors of the model that another graph of it reads: writes into them before the last
-            wanted value are kept.
+            requested value are kept.
 
     Raises:
-        ForeignNodeError: a wanted node belongs to another graph.
+        ForeignNodeError: a requested node belongs to another graph.
     """
-    for node in wanted.values():
+    for node in requested.values():
         if node.graph is not graph or node.is_erased:
-            raise ForeignNodeError(f"wanted node '{node.name}' is not in the graph that is pruned")
-    liveness = Liveness(graph, set(wanted.values()), root, read_elsewhere)
-    copying = _Copying(liveness, set(wanted.values()))
+            raise ForeignNodeError(f"requested node '{node.name}' is not in the graph that is pruned")
+    liveness = Liveness(graph, set(requested.values()), root, read_elsewhere)
+    copying = _Copying(liveness, set(requested.values()))
     for node in graph.nodes:
         if node in liveness.kept:
             copying.copy(node)
-    small = copying.finish(wanted)
+    small = copying.finish(requested)
     note_state(small, liveness.state_use())
     return small
 
 
 class _Copying:
-    """Copies kept nodes in order, with clones of wanted values that a later one may overwrite.
+    """Copies kept nodes in order, with clones of requested values that a later one may overwrite.
 
     Args:
         liveness: says which nodes are kept.
-        wanted: the values that are returned.
+        requested: the values that are returned.
     """
 
-    def __init__(self, liveness: Liveness, wanted: set[Node]) -> None:
+    def __init__(self, liveness: Liveness, requested: set[Node]) -> None:
         overwrites = self._overwrites = Overwrites(liveness)
         self._small = Graph(tracer_cls=liveness.graph.tracer_cls)
         self._overwritten = {
-            node for node in wanted if overwrites.is_overwritten(node) or overwrites.may_change_in_next_call(node)
+            node for node in requested if overwrites.is_overwritten(node) or overwrites.may_change_in_next_call(node)
         }
         # Values that are only checked not to have been written, by calls that were seen not to write them.
-        self._checked = overwrites.unknown_calls_after(node for node in wanted if node not in self._overwritten)
+        self._checked = overwrites.unknown_calls_after(node for node in requested if node not in self._overwritten)
         # By nodes of the whole graph: what later nodes compute with, what is returned, and versions to check.
         self._copies: dict[Node, Node] = {}
         self._returned: dict[Node, Node] = {}
@@ -106,10 +106,10 @@ class _Copying:
         if not later and self._has_gradients and (writer := self._overwrites.only_read_until(node)) is not None:
             self._aside[node] = writer
 
-    def finish(self, wanted: Mapping[str, Node]) -> Graph:
-        """Return the graph, with an output that returns the wanted values by key."""
+    def finish(self, requested: Mapping[str, Node]) -> Graph:
+        """Return the graph, with an output that returns the requested values by key."""
         for node, version in self._versions.items():
             what = f"'{shown_name(node)}' was written in place by {' or '.join(map(repr, self._checked[node]))}"
             self._small.call_function(check_version, (self._returned[node], version, what))
-        self._small.output({key: self._returned[node] for key, node in wanted.items()})
+        self._small.output({key: self._returned[node] for key, node in requested.items()})
         return self._small

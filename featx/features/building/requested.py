@@ -39,7 +39,7 @@ class TracedModel:
 
     graph: Graph
     request: Request
-    wanted: dict[str, Node]
+    requested: dict[str, Node]
     free_dims: FreeDims | None
     left: frozenset[Left]
 
@@ -77,7 +77,7 @@ class RequestedNodes:
         for function in FUSED_FUNCTIONS:
             probabilities = Probabilities(request, self._modules, function)
             try:
-                return self._wanted(request, probabilities)
+                return self._requested(request, probabilities)
             except NodeNameError as error:
                 if not probabilities.is_meant_by(error):
                     example, inputs = self._tracing.example(), self._tracing.inputs
@@ -116,7 +116,7 @@ class RequestedNodes:
             raise
         return request
 
-    def _wanted(self, request: Request, probabilities: Probabilities) -> TracedModel:
+    def _requested(self, request: Request, probabilities: Probabilities) -> TracedModel:
         asked = request
         for others in (self._tracing.edits, self._tracing.starts):
             asked = asked if others is None else others.with_names(asked)

@@ -104,9 +104,9 @@ class ModelTracing:
                 "tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: "
                 f"{error}"
             ) from error
-        tracer.asked_for = frozenset(request)
-        if OUTPUT in tracer.asked_for and OUTPUT not in self.modules:
-            tracer.asked_for |= {""}
+        tracer.requested = frozenset(request)
+        if OUTPUT in tracer.requested and OUTPUT not in self.modules:
+            tracer.requested |= {""}
         tracer.own_output = frozenset() if self.edits is None else frozenset(self.edits.names)
         tracer.training, tracer.reads = self.training, self.reads
         if self.opens_operators:
@@ -149,7 +149,7 @@ class ModelTracing:
                 "all features follow from it; give example_inputs, or put that code into forward"
             )
         tracer = self._feature_tracer(request)
-        if "" in tracer.asked_for and has_backward_hooks(self.model):
+        if "" in tracer.requested and has_backward_hooks(self.model):
             raise TraceError(
                 f"{type(self.model).__name__} has backward hooks, which a graph of it would leave out; remove "
                 "these hooks first, or do not ask for what the model returns"

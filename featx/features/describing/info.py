@@ -126,16 +126,16 @@ class FeatureInfos(Sequence[FeatureInfo]):
 
 
 def infos_of(
-    wanted: Mapping[str, Node],
+    requested: Mapping[str, Node],
     names: Mapping[str, str],
     model: nn.Module,
     image: ImageInput | None,
     other_sizes: OtherSizes | None = None,
 ) -> FeatureInfos:
-    """Return what is known of the wanted nodes of a traced graph. O(features).
+    """Return what is known of the requested nodes of a traced graph. O(features).
 
     Args:
-        wanted: the nodes by key.
+        requested: the nodes by key.
         names: from the names in the request to keys.
         model: has the modules that are named.
         image: the input that is an image; None where there is none.
@@ -143,9 +143,9 @@ def infos_of(
             such as 64x64x64.
     """
     by_key = {key: name for name, key in names.items()}
-    graph = next((node.graph for node in wanted.values()), None)
+    graph = next((node.graph for node in requested.values()), None)
     known = _Known(model, graph, image, other_sizes)
-    return FeatureInfos([known.info(key, by_key[key], node) for key, node in wanted.items()])
+    return FeatureInfos([known.info(key, by_key[key], node) for key, node in requested.items()])
 
 
 class _Known:

@@ -124,7 +124,7 @@ class Probabilities:
         return Request(keys, request.features, expanded, request.pending)
 
     def make(self, graph: Graph, found: Mapping[str, Node], request: Request) -> dict[str, Node]:
-        """Put the nodes into a traced graph, which is changed, and return the wanted nodes by key.
+        """Put the nodes into a traced graph, which is changed, and return the requested nodes by key.
 
         Args:
             graph: a traced graph.
@@ -134,17 +134,17 @@ class Probabilities:
         Raises:
             NodeNameError: a node is no call of fused attention.
         """
-        wanted: dict[str, Node] = {}
+        requested: dict[str, Node] = {}
         keys = self.as_fused(request)
         for name, key in request.items():
             if name in self._fused:
                 fused = found.get(keys[self._fused[name]])
                 if fused is not None:  # one of those that a pattern stands for may not run
-                    wanted[key] = _beside(graph, fused, name, self._modules)
+                    requested[key] = _beside(graph, fused, name, self._modules)
             elif key in found:
-                wanted[key] = found[key]
-        others = {key: node for key, node in found.items() if key not in wanted and not key.startswith(_UNASKED)}
-        return {**wanted, **others}
+                requested[key] = found[key]
+        others = {key: node for key, node in found.items() if key not in requested and not key.startswith(_UNASKED)}
+        return {**requested, **others}
 
 
 def probabilities_beside(graph: Graph, nodes: Mapping[str, Node], modules: Mapping[str, nn.Module]) -> dict[str, Node]:

@@ -88,32 +88,32 @@ class Edits:
         others = {name: f"edit of {name}" for name in self._of if name not in request}
         return Request({**dict(request), **others}, request.features, request.expanded, request.pending)
 
-    def make(self, graph: Graph, wanted: Mapping[str, Node], request: Request) -> dict[str, Node]:
-        """Edit a traced graph, and return the wanted nodes by key; an edited one is what the edit gives. O(nodes).
+    def make(self, graph: Graph, requested: Mapping[str, Node], request: Request) -> dict[str, Node]:
+        """Edit a traced graph, and return the requested nodes by key; an edited one is what the edit gives. O(nodes).
 
         Args:
             graph: is changed.
-            wanted: the nodes by key, those of `with_names` too.
+            requested: the nodes by key, those of `with_names` too.
             request: the request of the caller.
 
         Raises:
             RequestError: an edited value is an input of the extractor, or two edits are of one value.
         """
         keys = self.with_names(request)
-        given = [name for name in self._of if keys[name] not in wanted]
+        given = [name for name in self._of if keys[name] not in requested]
         if given:
             raise RequestError(
                 f"'{given[0]}' is among the inputs, so that the extractor is given its value; leave the edit out, and "
                 "give the edited value"
             )
         # From the last node to the first: an edit does not see those after it.
-        calls = [(node, name) for name in self._of for node in _calls_meant(graph, name, wanted[keys[name]])]
+        calls = [(node, name) for name in self._of for node in _calls_meant(graph, name, requested[keys[name]])]
         calls.sort(key=lambda call: call[0], reverse=True)
         for (node, name), (other, other_name) in pairwise(calls):
             if node is other:
                 raise RequestError(f"'{name}' and '{other_name}' are one value, and both are edited; make it one edit")
         edited = {node: _edit(graph, returned_apart(node), self._of[name], name) for node, name in calls}
-        return {key: edited.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
+        return {key: edited.get(requested[key], requested[key]) for key in request.values() if key in requested}
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the modules that are edits, by the key under which an extractor has them."""
@@ -169,19 +169,19 @@ def _check_takes_one_value(edit: Callable[..., Any], wish: object) -> None:
         ) from error
 
 
-def note_shapes_behind_edits(wanted: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Let wanted nodes have the shapes that they have with the edits, which a trace of the model does not know.
+def note_shapes_behind_edits(requested: Mapping[str, Node], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Let requested nodes have the shapes that they have with the edits, which a trace of the model does not know.
 
     Args:
-        wanted: the nodes by key.
+        requested: the nodes by key.
         shapes: the shapes by key, as far as they are known.
     """
     behind: set[Node] = set()
-    for node in next(iter(wanted.values())).graph.nodes if wanted else ():
+    for node in next(iter(requested.values())).graph.nodes if requested else ():
         # A tensor as an edit is checked to be of the right shape.
         if node.target is checked_edit or not behind.isdisjoint(node.all_input_nodes):
             behind.add(node)
-    for key, node in wanted.items():
+    for key, node in requested.items():
         made = node_that_made(node)
         if made in behind and "shape" in made.meta:
             if key in shapes:

@@ -78,16 +78,16 @@ class Starts:
         return Request({**dict(request), **others}, request.features, request.expanded, request.pending)
 
     def make(
-        self, graph: Graph, wanted: Mapping[str, Node], request: Request, root: nn.Module, free_dims: FreeDims | None
+        self, graph: Graph, requested: Mapping[str, Node], request: Request, root: nn.Module, free_dims: FreeDims | None
     ) -> dict[str, Node]:
-        """Let a traced graph begin at the inputs, and return the wanted nodes by key. O(nodes).
+        """Let a traced graph begin at the inputs, and return the requested nodes by key. O(nodes).
 
         What the model decides before them by the form of its own inputs no longer shows; so the inputs must have the
         form that they had on the example, as far as that matters.
 
         Args:
             graph: is changed.
-            wanted: the nodes by key, those of `with_names` too.
+            requested: the nodes by key, those of `with_names` too.
             request: the request of the caller.
             root: the model.
             free_dims: which dimensions of the model's inputs may differ.
@@ -99,7 +99,7 @@ class Starts:
         given: dict[Node, Node] = {}
         first = next(iter(graph.nodes))
         for name, parameter in self._parameters.items():
-            node = wanted[keys[name]]
+            node = requested[keys[name]]
             if node.op == "placeholder":
                 node.args = ()
                 given[node] = node
@@ -113,7 +113,7 @@ class Starts:
         for start in reversed(given.values()):  # in the order in which they were asked for
             if start is not next(iter(graph.nodes)):
                 next(iter(graph.nodes)).prepend(start)
-        found = {key: given.get(wanted[key], wanted[key]) for key in request.values() if key in wanted}
+        found = {key: given.get(requested[key], requested[key]) for key in request.values() if key in requested}
         starts = list(given.values())
         _require_all(graph, starts, found.values(), self._parameters)
         _require_state(graph, starts, found.values(), root)
@@ -136,12 +136,12 @@ def stand_in(graph: Graph) -> Example:
     return Example((), given, "the inputs of the graph")
 
 
-def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node], names: Iterable[str]) -> None:
-    """Raise where the wanted nodes need what follows from other inputs of the model alone."""
+def _require_all(graph: Graph, starts: Collection[Node], requested: Collection[Node], names: Iterable[str]) -> None:
+    """Raise where the requested nodes need what follows from other inputs of the model alone."""
     behind, from_others = _closure(starts, graph), _closure(_others(graph, starts), graph)
     crossing: dict[str, None] = {}
     missing: list[Node] = []
-    pending, seen = list(wanted), set(wanted)
+    pending, seen = list(requested), set(requested)
     while pending:
         node = pending.pop()
         # An object that the model makes of its parts has no name.
@@ -154,7 +154,7 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
             if source not in seen:
                 seen.add(source)
                 pending.append(source)
-    ahead = [shown_name(node) for node in wanted if node in missing]
+    ahead = [shown_name(node) for node in requested if node in missing]
     if ahead:
         raise RequestError(
             f"'{ahead[0]}' is requested and does not follow from {', '.join(map(repr, names))}: it lies before that, "
@@ -169,11 +169,11 @@ def _require_all(graph: Graph, starts: Collection[Node], wanted: Collection[Node
         )
 
 
-def _require_state(graph: Graph, starts: Collection[Node], wanted: Collection[Node], root: nn.Module) -> None:
-    """Raise where the wanted nodes read what a call has left on the model that follows from other inputs alone."""
+def _require_state(graph: Graph, starts: Collection[Node], requested: Collection[Node], root: nn.Module) -> None:
+    """Raise where the requested nodes read what a call has left on the model that follows from other inputs alone."""
     effects = Effects(graph, root)
     memory = MemoryGroups(graph, effects)
-    left_out, needed = _closure(_others(graph, starts), graph), with_ancestors(wanted)
+    left_out, needed = _closure(_others(graph, starts), graph), with_ancestors(requested)
     read = set[int]()
     for node in reversed(graph.nodes):
         if node in needed and node.op != "placeholder":

@@ -27,7 +27,7 @@ from featx.tracing.history.lineage import Part
 from featx.tracing.model_state.left_attributes import LeftAttributes
 from featx.tracing.model_state.module_state import parts_of, replaced_part
 from featx.tracing.nodes.module_output import add_apart, mark_output
-from featx.tracing.nodes.scope import Scope, asked_for_by
+from featx.tracing.nodes.scope import Scope, requested_by
 from featx.tracing.objects.module_tree import forward_of, has_forward_hooks, modules_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
@@ -56,7 +56,7 @@ class Opening:
     Attributes:
         is_leaf: says, for a module of the model and its path, whether a call of it is one node.
         opened: the paths of the modules that are traced through, where that is known; `is_leaf` numbers nodes then.
-        asked_for: the paths of modules whose outputs are marked.
+        requested: the paths of modules whose outputs are marked.
         own_output: those whose output gets a node of its own: an edit replaces it, not the same tensor elsewhere.
         opaque_reasons: why modules are one node that `is_leaf` would look into, by path.
         opens_hooked: whether those that have forward hooks, or contain such, are looked into.
@@ -64,7 +64,7 @@ class Opening:
 
     is_leaf: LeafPolicy
     opened: frozenset[str] | None
-    asked_for: frozenset[str]
+    requested: frozenset[str]
     own_output: frozenset[str]
     opaque_reasons: Mapping[str, str]
     opens_hooked: bool
@@ -90,7 +90,7 @@ class ModuleCalls:
             one that is kept whole.
         failed_module_path: the path of the innermost module in which the trace broke off, or "".
         one_node_checks: refuses calls that may not be one node.
-        calls_asked_for: how many calls have begun of which the output was asked for, by the path that was asked for.
+        requested_calls: how many calls have begun of which the output was asked for, by the path that was asked for.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ModuleCalls:
         self._left = LeftAttributes(self._refuse_left)
         self.ran_inside_opaque: set[str] = set()
         self.failed_module_path = ""
-        self.calls_asked_for: Counter[str] = Counter()
+        self.requested_calls: Counter[str] = Counter()
         self.one_node_checks = OneNodeChecks(recorder, measured, checks, replica)
         checks.states.note_opened(replica.root, _assigned_in_forward(replica.root))
 
@@ -147,8 +147,8 @@ class ModuleCalls:
             recorder.note_code(frame, "a module is called")
         path = recorder.path_of_module(module)
         outer = recorder.scope
-        for asked_for in asked_for_by(path, self._opening.asked_for, outer.stack):
-            self.calls_asked_for[asked_for] += 1
+        for requested in requested_by(path, self._opening.requested, outer.stack):
+            self.requested_calls[requested] += 1
         recorder.scope = Scope(path, type(module), outer.stack)
         self._caller = outer
         try:
@@ -205,17 +205,17 @@ class ModuleCalls:
         if path is None:
             return
         opened = self._opening.opened
-        if path in self._opening.asked_for or (opened is not None and path in opened):
+        if path in self._opening.requested or (opened is not None and path in opened):
             self.ran_inside_opaque.add(path)
         if self._counts_inside and self._is_leaf(module, path):
             self._recorder.names.skip(path)
 
     # -- modules that are looked into --------------------------------------------------------------------------------
 
-    def check_root(self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_output_wanted: bool) -> None:
+    def check_root(self, root: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, needs_output: bool) -> None:
         """Raise Untraceable where a graph of what is inside of the root would not do what a call of it does."""
         if isinstance(root, nn.Module):
-            if is_output_wanted:
+            if needs_output:
                 _check_gradient_hooks(root, "")
             _check_packing(root, "", args, kwargs)
 
@@ -248,7 +248,7 @@ class ModuleCalls:
             self._checks.check(module)
             self._checks.opened_modules.add(module)
             # The path of a layer means its first call, also where it is looked into for what its hooks store.
-            is_meant = self.calls_asked_for[path] < 2 or not self._is_leaf(module, path)
+            is_meant = self.requested_calls[path] < 2 or not self._is_leaf(module, path)
             return self._marked(result, path, caller) if is_meant else result
         except Untraceable as error:
             recorder.raised.raise_behind(error)
@@ -282,7 +282,7 @@ class ModuleCalls:
         if path in self._opening.own_output and isinstance(result, (torch.Tensor, tuple, list, dict)):
             value = recorder.create_result(result, is_unnamed=True)
             return self._measured.apart(result, add_apart(recorder.graph, value, path))
-        if asked_for_by(path, self._opening.asked_for, caller.stack):
+        if requested_by(path, self._opening.requested, caller.stack):
             mark_output(recorder.graph, recorder.create_result(result, is_unnamed=True), path)
         return result
 

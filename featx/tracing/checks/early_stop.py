@@ -122,7 +122,7 @@ def _called_again(request: TraceRequest, trace: ExampleTrace) -> set[str]:
     # Of a leaf, a name means the first call.
     return {
         path
-        for path in trace.module_calls.calls_asked_for.keys() - leaves
+        for path in trace.module_calls.requested_calls.keys() - leaves
         if _may_be_called_again(root, path, trace.module_calls.failed_module_path)
     }
 
@@ -132,7 +132,7 @@ def _missed_in_run(
 ) -> str | None:
     """Run a copy of the model to its end, and say what it does there that matters."""
     run = _run_to_the_end(request, trace, state.read, called)
-    again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.calls_asked_for[path]]
+    again = [path for path in sorted(called) if run.calls[path] > trace.module_calls.requested_calls[path]]
     if again:
         return f"calls '{again[0]}' again, whose last call is requested"
     if run.gradients is not None:

@@ -198,11 +198,11 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
                 f"cannot trace {name}: forward draws random numbers in its first call and keeps them for later calls, "
                 "and a graph would draw them anew. To go on, draw them in __init__, and keep them in a buffer."
             )
-        wanted = request.find_requested(trace.graph, "") if request.find_requested else ()
-        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), root, wanted)
+        requested = request.find_requested(trace.graph, "") if request.find_requested else ()
+        is_cached = differ_only_by_caches(trace.graph, second.graph, trace.origins(), root, requested)
         if not is_cached:
-            if wanted and differ_only_by_caches(trace.graph, second.graph, trace.origins(), root):
-                _refuse_values_of_first_call(name, second.graph, wanted)
+            if requested and differ_only_by_caches(trace.graph, second.graph, trace.origins(), root):
+                _refuse_values_of_first_call(name, second.graph, requested)
             path = _module_that_differs(trace, second)
             _keep_whole_if_possible(
                 request.tracer, path, "it runs other operations in a second call with the same inputs"
@@ -219,10 +219,10 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
         second.drop_replica()
 
 
-def _refuse_values_of_first_call(name: str, second: Graph, wanted: Collection[Node]) -> None:
-    """Raise where a second call has no values of the names that are wanted."""
+def _refuse_values_of_first_call(name: str, second: Graph, requested: Collection[Node]) -> None:
+    """Raise where a second call has no values of the names that are requested."""
     later = {node.meta.get("qualified_name") for node in second.nodes}
-    missing = sorted({shown_name(node) for node in wanted} - later)
+    missing = sorted({shown_name(node) for node in requested} - later)
     if not missing:
         return
     shown = ", ".join(repr(each) for each in missing[:3]) + (", ..." if len(missing) > 3 else "")

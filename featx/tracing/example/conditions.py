@@ -1,4 +1,4 @@
-"""Why and under which conditions a model runs in a trace, and who finds what is wanted of it."""
+"""Why and under which conditions a model runs in a trace, and who finds what is requested of it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class RequestedNodeFinder(Protocol):
     """Finds the requested nodes in a graph that may be incomplete."""
 
     def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
-        """Return the wanted nodes of the graph so far, or none where one is missing.
+        """Return the requested nodes of the graph so far, or none where one is missing.
 
         `failed_module_path` is the path of the innermost module that failed.
         """
         ...
 
     def last_needed(self, graph: Graph) -> Node | None:
-        """Return the last node of a whole graph that matters for the wanted ones, if they are all there."""
+        """Return the last node of a whole graph that matters for the requested ones, if they are all there."""
         ...
 
 

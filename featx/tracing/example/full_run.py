@@ -14,7 +14,7 @@ from featx.ir.operator_facts import facts_of
 from featx.tracing.environment.thread_modes import FunctionMode
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.model_state.module_state import ModuleState, parts_of, replaced_part
-from featx.tracing.nodes.scope import asked_for_by
+from featx.tracing.nodes.scope import requested_by
 from featx.tracing.objects.module_tree import registered_tensors
 from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
@@ -161,7 +161,7 @@ class _Calls:
 
     def on_call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         path = self._paths[module]
-        self.with_output.update(asked_for_by(path, self._called, self._outer))
+        self.with_output.update(requested_by(path, self._called, self._outer))
         self.runs[path] += 1
         self._outer.append(path)
         try:

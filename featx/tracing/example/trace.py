@@ -84,10 +84,10 @@ class ExampleTrace:
         is_real: whether tensors have values.
         model_writes: the writes into the tensors of the model; None unless tensors have values.
         gradients: whether it runs with gradients switched on.
-        find_requested: finds what is wanted of it; None is all.
+        find_requested: finds what is requested of it; None is all.
         early_stop_reason: the message of the error that ended forward early, after all requested values were there.
         called_later: the requested modules that code after that place may call.
-        needed: how many of its nodes, the first ones, matter for what is wanted; None is all.
+        needed: how many of its nodes, the first ones, matter for what is requested; None is all.
         has_filled_caches: whether a second call was seen to use what this one has computed from sizes and constants.
         cached: the names of the nodes whose values the second call has used.
     """
@@ -111,7 +111,7 @@ class ExampleTrace:
             model_context, self.replica, self.tensors.paths, is_real=self.is_real, keep_source=tracer.keep_source
         )
         recorder.hooks.are_run = opening.opens_hooked
-        recorder.later_calls.asked_for = opening.asked_for
+        recorder.later_calls.requested = opening.requested
         results = self._results = Results(recorder)
         before = conditions.before
         earlier_foreign = None if before is None else before._foreign
@@ -327,13 +327,13 @@ class ExampleTrace:
 
     def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call forward; return its output as an argument of the output node, and as it is."""
-        keep_output, is_asked_for = self._tracer.keep_output, "" in self._tracer.asked_for
+        keep_output, is_requested = self._tracer.keep_output, "" in self._tracer.requested
         try:
-            self.module_calls.check_root(self.replica.root, args, kwargs, is_output_wanted=keep_output or is_asked_for)
+            self.module_calls.check_root(self.replica.root, args, kwargs, needs_output=keep_output or is_requested)
             result = call_model(self.model_context, self.replica.root, self.recorder.raised, args, kwargs)
             self._torch_calls.check_unrecorded()
             with torch._C.DisableTorchFunction(), self._torch_calls.kernels.recorded():
-                if is_asked_for:
+                if is_requested:
                     mark_output(self.graph, self.recorder.create_result(result), "")
                 return self.recorder.create_result(result) if keep_output else None, result
         except UnsupportedSideEffect:
@@ -356,7 +356,7 @@ class ExampleTrace:
             return None, None
 
     def requested(self) -> Collection[Node]:
-        """Return the wanted nodes, or none where one is missing; none too where it is not known what is wanted."""
+        """Return the requested nodes, or none where one is missing or nothing is known of requests."""
         find = self.find_requested
         return () if find is None else find(self.graph, self.module_calls.failed_module_path)
 

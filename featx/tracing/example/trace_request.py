@@ -1,4 +1,4 @@
-"""TraceRequest: what is traced on which example, and what is wanted of it; it runs that under any conditions."""
+"""TraceRequest: what is traced on which example, and what is requested of it; it runs that under any conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featx.tracing.signals import GAVE_UP
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """A model, its inputs, what is wanted of it, and the tracer that runs it.
+    """A model, its inputs, what is requested of it, and the tracer that runs it.
 
     Attributes:
         tracer: runs the model.

@@ -62,7 +62,7 @@ class ExampleTracer:
         autowrap_functions: functions that are recorded as one node each.
         opened: the paths of the modules that are traced through; all others are one node each, whatever `is_leaf` says,
             which then only decides how nodes are numbered. By default what `is_leaf` says.
-        asked_for: the paths of modules whose outputs are marked.
+        requested: the paths of modules whose outputs are marked.
         own_output: those whose output gets a node of its own: an edit replaces it, not the same tensor elsewhere.
         keep_source: note the line of the model in `node.meta["source"]`.
         keep_output: return what the root returns; otherwise the graph returns None, and the output may be of any kind.
@@ -77,7 +77,7 @@ class ExampleTracer:
         autowrap_functions: tuple[Callable[..., Any], ...] = (),
         *,
         opened: frozenset[str] | None = None,
-        asked_for: frozenset[str] = frozenset(),
+        requested: frozenset[str] = frozenset(),
         own_output: frozenset[str] = frozenset(),
         keep_source: bool = False,
         keep_output: bool = True,
@@ -86,7 +86,7 @@ class ExampleTracer:
     ) -> None:
         self.is_leaf = is_leaf or (lambda module, path: is_leaf_class(type(module)))
         self.opened = opened
-        self.asked_for = asked_for
+        self.requested = requested
         self._own_output = own_output
         self._autowrap = (tuple(autowrap_modules), tuple(autowrap_functions))
         self._follows_wrapped = follows_wrapped
@@ -140,7 +140,7 @@ class ExampleTracer:
     def _opening(self, before: ExampleTrace | None) -> Opening:
         # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
         reasons = self.opaque_reasons if before is None else {**self.opaque_reasons, **before.opaque_reasons}
-        return Opening(self.is_leaf, self.opened, self.asked_for, self._own_output, reasons, self.opens_hooked)
+        return Opening(self.is_leaf, self.opened, self.requested, self._own_output, reasons, self.opens_hooked)
 
     def trace(
         self,

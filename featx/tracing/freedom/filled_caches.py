@@ -28,14 +28,14 @@ _Origins = Mapping[int, Origin]
 
 
 def differ_only_by_caches(
-    first: Graph, second: Graph, origins: _Origins, root: nn.Module, wanted: Collection[Node] = ()
+    first: Graph, second: Graph, origins: _Origins, root: nn.Module, requested: Collection[Node] = ()
 ) -> bool:
     """Say whether `second` computes what `first` does, with tensors of the first call in place of their computation.
 
     What depends on values of the inputs must be the same calls in the same order, with the same arguments, where a
     tensor of `origins`, or a node of `first`, counts as what the first call made it from. What depends on constants and
     sizes alone may be missing, and so may `views_for_their_form`. But `second` must compute the value of each node of
-    `first` that is `wanted`, under any name; or the first call has put into a cache what it computed from that, and
+    `first` that is `requested`, under any name; or the first call has put into a cache what it computed from that, and
     `second` computes nothing else in its place. O(nodes + edges).
     """
     before, values, known = _of_both(first, origins, root)
@@ -43,7 +43,7 @@ def differ_only_by_caches(
     if before != known.of(second, Effects(second, root)):
         return False
     computed = known.all()
-    missing = [node for node in wanted if values.nodes[node] not in computed]
+    missing = [node for node in requested if values.nodes[node] not in computed]
     computes_more = max(computed, default=0) >= numbers_of_first
     return not missing or (not computes_more and with_ancestors(map(source_node, origins.values())).issuperset(missing))
 

@@ -51,7 +51,7 @@ def free_dims(
     inputs = list(_tensors(trace, request.args, request.kwargs))
     before = trace if can_go_on and not trace.is_real else None
     measured = measures_of(trace.graph)
-    if is_known:
+    if is_known and not other_mode.refuses_samples():
         known = {dim: other_mode.dims[dim] for dim in _dims_of(inputs)}
         trace.cached = other_mode.cached
     else:

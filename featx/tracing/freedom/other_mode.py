@@ -29,8 +29,8 @@ class OtherMode:
         reads: observes whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing asked; it does the same in the other one.
         cached: the names of its nodes whose values a second call has used.
-        needed: how many of its nodes matter for what is wanted; None is all.
-        places: at which places in it the wanted nodes are.
+        needed: how many of its nodes matter for what is requested; None is all.
+        places: at which places in it the requested nodes are.
         on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
             refused there are not tried one by one.
         before: the last trace in that mode, if its replica may be called again. `drop` ends that.
@@ -84,6 +84,10 @@ class OtherMode:
             return False
         return self.needed is None or places_of_requested(trace) == self.places
 
+    def refuses_samples(self) -> bool:
+        """Say whether the model has refused another number of samples. A layer may do so in one mode alone."""
+        return any(dim == 0 and outcome.is_refusal for (_, dim), outcome in self.dims.items())
+
     def forget(self) -> None:
         """Forget what the model does, since something has asked for a mode."""
         self.graph = None
@@ -97,7 +101,7 @@ class OtherMode:
 
 
 def count_needed_by_further_runs(trace: ExampleTrace) -> int | None:
-    """Return how many nodes of a trace matter for what is wanted, if there will be further runs; None is all."""
+    """Return how many nodes of a trace matter for what is requested, if there will be further runs; None is all."""
     has_further_runs = (
         trace.numbers.sizes_were_read or trace.is_real or gradient_checks(trace.graph) or dtype_checks(trace.graph)
     )

@@ -1,4 +1,4 @@
-"""What of a trace matters for what is wanted of it, and whether a further run of the model does the same in that."""
+"""What of a trace matters for what is requested of it, and whether a further run of the model does the same in that."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def matches_needed_nodes(again: ExampleTrace, trace: ExampleTrace, ignoring: Col
 
 
 def requested_places_match(again: ExampleTrace, trace: ExampleTrace) -> bool:
-    """Say whether the wanted nodes are at the same places in both graphs, where not all of these is compared."""
+    """Say whether the requested nodes are at the same places in both graphs, where not all of these is compared."""
     return trace.needed is None or places_of_requested(again) == places_of_requested(trace)
 
 
 def places_of_requested(trace: ExampleTrace) -> list[int] | None:
-    """Return where in the graph of a trace the wanted nodes are; None where one is missing. O(nodes)."""
-    wanted = trace.requested()
-    places = {node: place for place, node in enumerate(list(trace.graph.nodes))} if wanted else {}
-    return sorted(places[node] for node in wanted) or None
+    """Return where in the graph of a trace the requested nodes are; None where one is missing. O(nodes)."""
+    requested = trace.requested()
+    places = {node: place for place, node in enumerate(list(trace.graph.nodes))} if requested else {}
+    return sorted(places[node] for node in requested) or None
 
 
 def count_needed(trace: ExampleTrace) -> int | None:
-    """Return how many nodes of a trace come up to the last one that matters for the wanted ones; None is all."""
+    """Return how many nodes of a trace come up to the last one that matters for the requested ones; None is all."""
     last = None if trace.find_requested is None else trace.find_requested.last_needed(trace.graph)
     return None if last is None else 1 + next(place for place, node in enumerate(trace.graph.nodes) if node is last)

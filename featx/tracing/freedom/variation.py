@@ -109,7 +109,8 @@ class Variation:
         """Return what is known of each dimension of the inputs.
 
         Those that the model refused in an `earlier` trace are tried all at once, and where it refuses that again, not
-        alone. Where other sizes may not run for real, those that are likely to be free are tried once, all together.
+        alone. First dimensions are, since the number of samples may be refused in one mode alone, as by a batch norm
+        that gets one sample in train mode. Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
         self._inputs = inputs
         groups, likely = (_divided(each, earlier) for each in _groups_of(inputs))
@@ -122,8 +123,9 @@ class Variation:
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
         refused = [group for group in groups if _was_refused(group, earlier)]
         if refused and self._outcome(refused).is_refusal:
-            known.update({group: earlier[group.dims[0]] for group in refused})
-            likely = [group for group in likely if group not in known]
+            fixed = [group for group in refused if group.position > 0 or len(refused) == 1]
+            known.update({group: earlier[group.dims[0]] for group in fixed})
+            likely = [group for group in likely if group not in refused]
         for together in self._tried_together(likely):
             outcome = self._outcome(together)
             if outcome == FREE:
@@ -214,8 +216,11 @@ class Variation:
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
-        if group.position == 0 or not outcome.is_refusal or self._is_compared(group):
+        if not outcome.is_refusal or self._is_compared(group):
             return outcome
+        if group.position == 0:
+            # Frames of videos as samples: `x.view(-1, self.frames, *x.shape[1:])`.
+            return outcome if outcome.is_assertion else self._free_if(group, outcome, lambda *_: 3 * group.size)
         if is_likely and group.size > 1:
             # The example may be as long as the model takes: `assert n <= self.block_size`, a table of positions.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))

@@ -26,7 +26,7 @@ class Record:
     def __init__(self) -> None:
         self.inputs: list[torch.Tensor] = []
         self.events: list[Event] = []
-        # Whether it ended in the middle, because all that was wanted was there.
+        # Whether it ended in the middle, because all that was requested was there.
         self.stopped_early = False
         self.result: Any = None
         # Tensors that are one object where calls return their inputs, as they do or may do for other inputs: by the id

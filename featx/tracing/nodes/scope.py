@@ -29,18 +29,18 @@ def name_of_traced(root: object) -> str:
     return type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
 
 
-def asked_for_by(path: str, asked_for: Collection[str], outer: Collection[str]) -> list[str]:
-    """Return those of the paths `asked_for` whose value is the output of a call of the module at `path`. O(depth).
+def requested_by(path: str, requested: Collection[str], outer: Collection[str]) -> list[str]:
+    """Return those of the paths `requested` whose value is the output of a call of the module at `path`. O(depth).
 
     That is the module itself, and those around it that are not called themselves, such as a ModuleList.
 
     Args:
         path: of the module.
-        asked_for: paths of modules.
+        requested: paths of modules.
         outer: the paths of the modules in whose calls it is called.
     """
-    found = [path] if path in asked_for else []
+    found = [path] if path in requested else []
     for parent in parents_of(path):
-        if parent in asked_for and not any(f"{called}.".startswith(f"{parent}.") for called in outer):
+        if parent in requested and not any(f"{called}.".startswith(f"{parent}.") for called in outer):
             found.append(parent)
     return found

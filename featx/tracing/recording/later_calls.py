@@ -26,11 +26,11 @@ class LaterCalls:
         names: what is known of the code, from earlier runs too.
 
     Attributes:
-        asked_for: the names that are requested.
+        requested: the names that are requested.
     """
 
     def __init__(self, root: object, paths: Mapping[nn.Module, str], names: KnownLaterNames) -> None:
-        self.asked_for: frozenset[str] = frozenset()
+        self.requested: frozenset[str] = frozenset()
         self._root = root
         self._names = names
         self._paths = paths
@@ -71,7 +71,7 @@ class LaterCalls:
         """Return the requested modules inside of the one at `path` that are no layers."""
         if path not in self._requested:
             inside = f"{path}." if path else ""
-            names = (each for each in self.asked_for if each.startswith(inside) and each != path)
+            names = (each for each in self.requested if each.startswith(inside) and each != path)
             found = {each: module_at(self._root, each) for each in names}
             self._requested[path] = {
                 each: module

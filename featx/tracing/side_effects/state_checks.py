@@ -40,7 +40,7 @@ class StateChecks:
         check_calls: raises if a torch call did something that a graph would miss.
         paths: the modules of the replica, and their paths; an attribute too.
         earlier: what an earlier call of them found.
-        is_asked_for: says of a path whether something inside of the module there is asked for.
+        is_requested: says of a path whether something inside of the module there is asked for.
 
     Attributes:
         states: what the modules were like at the start, and after their last calls.
@@ -56,7 +56,7 @@ class StateChecks:
 
     def __init__(
         self, recorder: Recorder, check_calls: Callable[[], None], paths: Mapping[nn.Module, str],
-        earlier: AttributeChanges | None, is_asked_for: Callable[[str], bool],
+        earlier: AttributeChanges | None, is_requested: Callable[[str], bool],
     ) -> None:  # fmt: skip
         self._recorder = recorder
         self._check_calls = check_calls
@@ -70,7 +70,7 @@ class StateChecks:
         self.left: set[Left] = set()
         self.cache_message: str | None = None
         self.kept_input_message: str | None = None
-        self._is_asked_for, self._cannot_be_whole = is_asked_for, set[str]()
+        self._is_requested, self._cannot_be_whole = is_requested, set[str]()
         # The modules that are being traced through, and those that were, and whose forward has changed attributes.
         self._in_progress: list[nn.Module] = [next(iter(paths))]
         self._changed: set[nn.Module] = set()
@@ -87,7 +87,7 @@ class StateChecks:
 
     def must_open(self, path: str) -> bool:
         """Say whether the module at a path cannot be kept whole instead."""
-        return path in self._cannot_be_whole or self._is_asked_for(path)
+        return path in self._cannot_be_whole or self._is_requested(path)
 
     def check_untouched(self, module: nn.Module, path: str) -> None:
         """Raise where code around a module that is kept whole has changed attributes of it."""
