@@ -110,7 +110,8 @@ class Variation:
 
         Those that the model refused in an `earlier` trace are tried all at once, and where it refuses that again, not
         alone. First dimensions are, since the number of samples may be refused in one mode alone, as by a batch norm
-        that gets one sample in train mode. Where other sizes may not run for real, those that are likely to be free are tried once, all together.
+        that gets one sample in train mode. Where other sizes may not run for real, those that are likely to be free
+        are tried once, all together.
         """
         self._inputs = inputs
         groups, likely = (_divided(each, earlier) for each in _groups_of(inputs))
