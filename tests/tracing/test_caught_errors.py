@@ -230,3 +230,58 @@ def test_number_that_an_error_comes_from_is_checked(kind: type[Net], example: in
         # ValueError, OverflowError: math says so, where the model would catch it.
         with contextlib.suppress(featx.SpecializationError, ValueError, OverflowError):
             assert torch.equal(extractor(x)["b"], model(x))
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * lengths[:, None]
+
+
+class TriesSignatures(nn.Module):
+    """Gives lengths to the layers that take them, as SpeechBrain does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Weighted(), nn.ReLU(), Weighted(), nn.BatchNorm1d(4)])
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        for layer in self.blocks:
+            try:
+                x = layer(x, lengths=lengths)
+            except TypeError:
+                x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("names", [["blocks.1", "blocks.3"], ["blocks.2.layer", "blocks.3"]], ids=" ".join)
+def test_arguments_that_a_module_does_not_have_are_refused_for_all_inputs(names: list[str]) -> None:
+    model = TriesSignatures().eval()
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(functools.partial(note_output, found, name))
+    extractor = featx.create_feature_extractor(model, names, example_inputs=(torch.rand(3, 4), torch.rand(3)))
+    inputs = torch.rand(5, 4), torch.rand(5)
+    model(*inputs)
+    torch.testing.assert_close(extractor(*inputs), found, rtol=0, atol=0)
+
+
+def note_output(found: dict[str, torch.Tensor], name: str, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    found[name] = output
+
+
+class FailsInside(nn.Module):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        if lengths is not None and lengths.max() > 0:
+            raise TypeError("too long")
+        return x
+
+
+def test_a_type_error_from_inside_of_a_call_is_no_matter_of_its_arguments() -> None:
+    model = TriesSignatures()
+    model.blocks.insert(1, FailsInside())
+    with pytest.raises(featx.TraceError, match="catches the error of a call"):
+        featx.create_feature_extractor(model, ["blocks.3"], example_inputs=(torch.rand(3, 4), torch.rand(3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -145,6 +146,8 @@ class ModuleCalls:
         frame = recorder.model_frame()
         if frame is not None:
             recorder.note_code(frame, "a module is called")
+            if frame.f_code.co_exceptiontable and _refuses_arguments(module, args, kwargs):
+                return forward(*args, **kwargs)  # raises a TypeError, which `except TypeError` may wait for
         path = recorder.path_of_module(module)
         outer = recorder.scope
         for requested in requested_by(path, self._opening.requested, outer.stack):
@@ -410,6 +413,19 @@ class ModuleCalls:
 def _assigned_in_forward(module: nn.Module) -> frozenset[str]:
     """Return the attributes that forward of a module may assign or change, as far as its source tells."""
     return assigned_by(forward_of(module), type(module)) or frozenset()
+
+
+def _refuses_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether forward of a module has no parameters for these arguments, whatever their values are."""
+    if module._forward_pre_hooks or has_own_call(type(module)):
+        return False
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError:
+        return True
+    except ValueError:  # forward is no Python function
+        return False
+    return False
 
 
 def _may_keep(value: Any) -> bool:

@@ -28,6 +28,8 @@ _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 # What a text passes through on its way into a call: `"n = %d" % n`, `f"{n}" + "."`, `(a, b)` of `"%d %d" % (a, b)`.
 _PARTS_OF_A_TEXT = (ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Tuple)
 _TRIES = (ast.Try, ast.TryStar)
+# An error of these classes comes for all inputs of the same types, or for none.
+_ERRORS_OF_TYPES = frozenset({"TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError"})
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -228,6 +230,7 @@ def asks_for_attribute(frame: FrameType) -> bool:
 def is_in_try(frame: FrameType) -> bool:
     """Say whether `frame` is at code of a `try` with an `except` that goes on, or of `contextlib.suppress`.
 
+    But for `except TypeError` and the like: with other inputs of the same types the code does the same there.
     Without source: whether the function has a `try` or `with` at all.
     """
     code = frame.f_code
@@ -250,7 +253,14 @@ def is_in_try(frame: FrameType) -> bool:
 
 
 def _catches(statement: Any, node: ast.AST) -> bool:
-    return node in statement.body and not all(map(_only_raises, statement.handlers))
+    return node in statement.body and not all(
+        _only_raises(handler) or _catches_errors_of_types(handler) for handler in statement.handlers
+    )
+
+
+def _catches_errors_of_types(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return all(isinstance(each, ast.Name) and each.id in _ERRORS_OF_TYPES for each in caught)
 
 
 def _only_raises(handler: ast.ExceptHandler) -> bool:
