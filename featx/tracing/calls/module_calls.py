@@ -420,11 +420,13 @@ def _refuses_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     if module._forward_pre_hooks or has_own_call(type(module)):
         return False
     try:
-        inspect.signature(module.forward).bind(*args, **kwargs)
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # forward is no Python function
+        return False
+    try:
+        signature.bind(*args, **kwargs)
     except TypeError:
         return True
-    except ValueError:  # forward is no Python function
-        return False
     return False
 
 
