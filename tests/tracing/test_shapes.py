@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from layouts import form, forms, on_meta
 from torch import nn
 
+import featx
 from featx.tracing.stand_ins.module_shapes import output_of
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -192,6 +195,18 @@ def test_attention_gives_what_the_rule_says(
             assert form(answer) == form(module(*args, **options))
 
 
+@pytest.mark.parametrize("options", [{}, {"need_weights": False}], ids=str)
+@pytest.mark.parametrize("lay", [lambda x: x.mT.contiguous().mT, lambda x: x.repeat_interleave(2, 1)[:, ::2]])
+def test_attention_to_positions_that_lie_apart_in_memory(
+    lay: Callable[[torch.Tensor], torch.Tensor], options: dict[str, Any]
+) -> None:
+    module = nn.MultiheadAttention(4, 2, batch_first=True)
+    for args in ([lay(torch.randn(2, 5, 4))] * 3, [lay(torch.randn(2, length, 4)) for length in (5, 7, 7)]):
+        answer = output_of(module, tuple(on_meta(x) for x in args), options)
+        assert answer is not None
+        assert form(answer) == form(module(*args, **options))
+
+
 @pytest.mark.parametrize("kind", ["add_zero_attn", "add_bias_kv"])
 def test_weights_of_an_attention_that_adds_positions_have_their_shape(kind: str) -> None:
     model = nn.MultiheadAttention(4, 2, batch_first=True, **{kind: True})  # pyright: ignore[reportArgumentType]
@@ -237,3 +252,24 @@ def test_recurrent_cell_says_what_it_refuses(kind: type[nn.Module]) -> None:
         assert output_of(cell, (on_meta(x),), {}) is None
     other = torch.ones(3, 6)
     assert output_of(cell, on_meta((torch.ones(2, 4), (other, other) if kind is nn.LSTMCell else other)), {}) is None
+
+
+class AttendsToPixels(nn.Module):
+    """Attends to the positions of a map, whose channels lie first in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.attention = nn.Conv2d(3, 8, 3), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
+        return tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0]
+
+
+def test_attention_to_pixels_needs_no_values(caplog: pytest.LogCaptureFixture) -> None:
+    model = AttendsToPixels().eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 3, 9, 9))
+    assert not [record for record in caplog.records if ", with values" in record.getMessage()]
+    x = torch.rand(3, 3, 7, 12)
+    torch.testing.assert_close(extractor(x)["output"], model(x), rtol=0, atol=0)

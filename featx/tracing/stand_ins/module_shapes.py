@@ -64,9 +64,11 @@ def _attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     is_self = args[0] is args[1] is args[2]
     if is_self and not module.training and not torch.is_grad_enabled() and module.num_heads % 2 == 0:
         return None  # torch's fast path
-    # In memory the sequence comes first.
-    output = _fresh(args[0], (length, batch, width)).transpose(0, 1)
-    return output, _fresh(args[0], (batch, length, source)) if kwargs.get("need_weights", True) else None
+    # In memory the sequence comes first, however the query lies there.
+    output = torch.empty((length, batch, width), dtype=args[0].dtype, device=_META).transpose(0, 1)
+    if not kwargs.get("need_weights", True):
+        return output, None
+    return output, torch.empty((batch, length, source), dtype=args[0].dtype, device=_META)
 
 
 def _cell(module: Any, x: Any = None, state: Any = None, *others: object) -> Any:
