@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 from speed_cases import CASES, Case
-from speed_peers import PEERS, Build
+from speed_peers import PEERS, Build, NotApplicable
 from torch import Tensor
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -113,6 +113,8 @@ def _measure(case: Case, ways: dict[str, Build], rounds: int, budget: float) -> 
                     measured.error = max(measured.error, _error(expected[size].cpu(), torch.as_tensor(found).cpu()))
                     measured.times[size] = []
                     runs.setdefault(name, {})[size] = run
+            except NotApplicable:
+                del result[name]
             except Exception as error:  # whatever a peer raises
                 measured.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
                 runs.pop(name, None)
