@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 from speed_cases import CASES, Case
-from speed_peers import PEERS, Build, NotApplicable
+from speed_peers import PEERS, Build, NotApplicableError
 from torch import Tensor
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -113,7 +113,7 @@ def _measure(case: Case, ways: dict[str, Build], rounds: int, budget: float) -> 
                     measured.error = max(measured.error, _error(expected[size].cpu(), torch.as_tensor(found).cpu()))
                     measured.times[size] = []
                     runs.setdefault(name, {})[size] = run
-            except NotApplicable:
+            except NotApplicableError:
                 del result[name]
             except Exception as error:  # whatever a peer raises
                 measured.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"

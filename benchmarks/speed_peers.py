@@ -23,7 +23,7 @@ Run = Callable[[], Any]
 Build = Callable[[Case, Tensor, float], Run]
 
 
-class NotApplicable(Exception):
+class NotApplicableError(Exception):
     """A way is not for such a model, or not for such a device."""
 
 
@@ -47,7 +47,7 @@ def _featx(case: Case, x: Tensor, budget: float) -> Run:
 
 def _optimized(case: Case, x: Tensor, budget: float, tolerance: float = 1e-2) -> Run:
     if tolerance < 1e-4 and case.device.type == "cuda":
-        raise NotApplicable("convolutions in TF32 round more")
+        raise NotApplicableError("convolutions in TF32 round more")
     inputs: Any = {"input_ids": x} if case.is_text else x
     extractor = _extractor(case, x)
     optimized = featx.optimize(extractor, inputs, budget=budget, tolerance=tolerance, progress=False)
@@ -58,7 +58,7 @@ def _optimized(case: Case, x: Tensor, budget: float, tolerance: float = 1e-2) ->
 def _compiled_by_hand(case: Case, x: Tensor, budget: float, dtype: torch.dtype | None = None) -> Run:
     """CUDA graphs by torch.compile, in a dtype: what a person does who knows torch, without a look at the error."""
     if case.device.type != "cuda":
-        raise NotApplicable("for a GPU")
+        raise NotApplicableError("for a GPU")
     same = replace(case, model=copy.deepcopy(case.model).to(dtype))
     given = x.to(dtype) if x.is_floating_point() else x
     compiled = torch.compile(same.cut_by_hand, mode="reduce-overhead")
@@ -91,7 +91,7 @@ def _torchvision(case: Case, x: Tensor, budget: float) -> Run:
 
 def _timm(case: Case, x: Tensor, budget: float) -> Run:
     if case.is_text:
-        raise NotApplicable("no model of timm")
+        raise NotApplicableError("no model of timm")
     model: Any = case.model
     if hasattr(model, "blocks"):
         options = {"indices": [case.index], "intermediates_only": True, "output_fmt": "NLC", "stop_early": True}
@@ -107,7 +107,7 @@ def _timm(case: Case, x: Tensor, budget: float) -> Run:
 
 def _transformers(case: Case, x: Tensor, budget: float) -> Run:
     if not case.is_text:
-        raise NotApplicable("no model of transformers")
+        raise NotApplicableError("no model of transformers")
     return lambda: case.model(input_ids=x, output_hidden_states=True).hidden_states[case.index]
 
 
