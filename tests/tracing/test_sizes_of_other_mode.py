@@ -229,6 +229,8 @@ class ShiftsFrames(nn.Module):
 def test_number_of_samples_is_free_where_it_has_to_be_a_multiple() -> None:
     model = nn.Sequential(nn.Linear(3, 6), ShiftsFrames(), nn.Linear(6, 2)).eval()
     extractor = featx.create_feature_extractor(model, ["1.cat", "2"], example_inputs=torch.rand(8, 3), adaptive=False)
+    assert extractor.free_dims is not None
+    assert extractor.free_dims.of["input"][0] == "free, if the model takes that length"
     for samples in (4, 20):
         x = torch.rand(samples, 3)
         torch.testing.assert_close(extractor(x)["2"], model(x), rtol=0, atol=0)

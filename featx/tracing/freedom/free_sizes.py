@@ -22,16 +22,7 @@ from featx.tracing.freedom.data_dependent_numbers import pin_data_dependent_numb
 from featx.tracing.freedom.free_dtypes import follow_dtypes
 from featx.tracing.freedom.gradient_mode import needless_gradient_checks
 from featx.tracing.freedom.other_mode import OtherMode
-from featx.tracing.freedom.outcomes import (
-    FREE,
-    LAYOUT_NOT_VARIED,
-    NOT_EMPTY,
-    STALE,
-    TOGETHER,
-    UNTRIED,
-    FreeDims,
-    Outcome,
-)
+from featx.tracing.freedom.outcomes import LAYOUT_NOT_VARIED, NOT_EMPTY, STALE, UNTRIED, FreeDims, Outcome
 from featx.tracing.freedom.resizing import Dim, can_be_resized
 from featx.tracing.freedom.stale_caches import pin_dtypes_of_caches, stale_dims
 from featx.tracing.freedom.variation import Variation, measures_of
@@ -189,7 +180,7 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
                 checks.append((check_rank, tensor.dim(), f"input '{name}'"))
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
-                if reason in (FREE, TOGETHER, UNTRIED) or (reason == NOT_EMPTY and size == 0):
+                if reason.is_free and (reason != NOT_EMPTY or size == 0):
                     continue
                 expected = None if reason == NOT_EMPTY else size
                 what = f"input '{name}' is {reason}{way_out if reason.is_refusal else ''}"

@@ -31,6 +31,8 @@ UNTRIED = Outcome("free, unless a layer refuses it", is_free=True)
 # The model takes another length if all dimensions that had the same length on the example change with it.
 TOGETHER = Outcome("free, with all others of this length", is_free=True)
 NOT_EMPTY = Outcome("free, but not 0", is_free=True)
+# The model takes some other length, and has refused one: a multiple is wanted, or the example is as long as it takes.
+IF_TAKEN = Outcome("free, if the model takes that length", is_free=True)
 CHANGED = Outcome("fixed: the model runs other operations, or uses other numbers, at another length")
 UNTRACEABLE = Outcome("fixed: at another length the model cannot be followed")
 LAYOUT_NOT_VARIED = Outcome("fixed: other sizes of a tensor with this layout are not tried")
@@ -76,9 +78,10 @@ class FreeDims:
     def of(self) -> dict[str, list[str]]:
         """The outcomes as texts.
 
-        "free"; "free, but not 0"; "free, with all others of this length", such as the nodes of a graph and both sides
-        of its adjacency matrix; "fixed:" and why; or "free, unless a layer refuses it" where no code that was traced
-        reads it, and other lengths were not tried.
+        "free"; "free, but not 0"; "free, if the model takes that length", where it has refused one: the frames of
+        videos may have to be a multiple, or the example is as long as a table of positions; "free, with all others of
+        this length", such as the nodes of a graph and both sides of its adjacency matrix; "fixed:" and why; or "free,
+        unless a layer refuses it" where no code that was traced reads it, and other lengths were not tried.
         """
         return {name: [each.text for each in dims] for name, dims in self.outcomes.items()}
 

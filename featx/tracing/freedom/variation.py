@@ -20,6 +20,7 @@ from featx.tracing.freedom.outcomes import (
     ASKS_FOR_VALUES,
     CHANGED,
     FREE,
+    IF_TAKEN,
     NOT_ALONE,
     NOT_ASKED,
     NOT_EMPTY,
@@ -149,6 +150,7 @@ class Variation:
             changed = [group for group in free if self._outcome([group], disguise_as_larger) != FREE]
             known.update(dict.fromkeys(changed or free, CHANGED))
         self._fix_bounds_of_slices(known)
+        known.update({group: IF_TAKEN for group in self._sizes if known.get(group) == FREE})
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
 
