@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=list(CASES), action="append", default=[])
     parser.add_argument("--way", choices=list(PEERS), action="append", default=[], help="beside the cut by hand")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="four times as many for one sample")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of featx.optimize for a size of a batch")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--output", type=Path, default=_REPOSITORY / "docs" / "speed.md")
@@ -119,7 +119,7 @@ def _measure(case: Case, ways: dict[str, Build], rounds: int, budget: float) -> 
                 measured.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
                 runs.pop(name, None)
         for size in _BATCHES:
-            for _ in range(rounds):
+            for _ in range(rounds if size > 1 else 4 * rounds):
                 # In another order each time: threads of some libraries spin for a while after a call.
                 for name, by_size in shuffled.sample(list(runs.items()), len(runs)):
                     result[name].times[size].append(_seconds(by_size[size], case.device))
