@@ -12,7 +12,7 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.free_dtypes import dtype_checks
 from featx.tracing.freedom.gradient_mode import gradient_checks
-from featx.tracing.freedom.outcomes import FreeDims, Outcome
+from featx.tracing.freedom.outcomes import IF_TAKEN, FreeDims, Outcome
 from featx.tracing.freedom.resizing import Dim
 from featx.tracing.freedom.same_needed import count_needed, places_of_requested
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
@@ -85,8 +85,8 @@ class OtherMode:
         return self.needed is None or places_of_requested(trace) == self.places
 
     def refuses_samples(self) -> bool:
-        """Say whether the model has refused another number of samples. A layer may do so in one mode alone."""
-        return any(dim == 0 and outcome.is_refusal for (_, dim), outcome in self.dims.items())
+        """Say whether the model has refused some number of samples. A layer may do so in one mode alone."""
+        return any(dim == 0 and (each.is_refusal or each == IF_TAKEN) for (_, dim), each in self.dims.items())
 
     def forget(self) -> None:
         """Forget what the model does, since something has asked for a mode."""

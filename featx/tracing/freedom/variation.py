@@ -143,6 +143,7 @@ class Variation:
                 known.update({each: self._alone(each, group in likely) for each in apart})
                 del known[group]
         self._try_together(known)
+        self._try_multiples(known, earlier)
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
         if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
@@ -183,6 +184,14 @@ class Variation:
                     del known[group]
                 known[together] = TOGETHER
 
+    def _try_multiples(self, known: dict[Group, Outcome], earlier: Mapping[Dim, Outcome]) -> None:
+        """Try three times the number of samples, if they are the frames of videos: `x.view(-1, 4, *x.shape[1:])`."""
+        for group, outcome in known.items():
+            if group.position > 0 or not _may_take_others(outcome) or _was_refused(group, earlier):
+                continue
+            if not self._is_compared(group):
+                known[group] = self._free_if(group, outcome, lambda _, size, number: 3 * size)
+
     def _fix_bounds_of_slices(self, known: dict[Group, Outcome]) -> None:
         """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example.
 
@@ -219,11 +228,8 @@ class Variation:
         outcome = self._outcome([group])
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
-        if not outcome.is_refusal or self._is_compared(group):
+        if group.position == 0 or not outcome.is_refusal or self._is_compared(group):
             return outcome
-        if group.position == 0:
-            # Frames of videos as samples: `x.view(-1, self.frames, *x.shape[1:])`.
-            return outcome if outcome.is_assertion else self._free_if(group, outcome, lambda *_: 3 * group.size)
         if is_likely and group.size > 1:
             # The example may be as long as the model takes: `assert n <= self.block_size`, a table of positions.
             outcome = self._free_if(group, outcome, lambda dim, size, number: max(size // 2, 1))
@@ -354,7 +360,11 @@ def measures_of(graph: Graph) -> list[Any]:
 
 
 def _may_be_free_together(outcome: Outcome) -> bool:
-    return outcome == NOT_ALONE or (outcome.is_refusal and not outcome.is_assertion)
+    return outcome == NOT_ALONE or _may_take_others(outcome)
+
+
+def _may_take_others(outcome: Outcome) -> bool:
+    return outcome.is_refusal and not outcome.is_assertion
 
 
 def _was_refused(group: Group, known: Mapping[Dim, Outcome]) -> bool:
