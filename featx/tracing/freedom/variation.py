@@ -106,13 +106,15 @@ class Variation:
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[Group, OtherSize] = {}
 
-    def test(self, inputs: list[torch.Tensor], earlier: Mapping[Dim, Outcome]) -> dict[Dim, Outcome]:
+    def test(
+        self, inputs: list[torch.Tensor], earlier: Mapping[Dim, Outcome], *, other_mode: bool
+    ) -> dict[Dim, Outcome]:
         """Return what is known of each dimension of the inputs.
 
         Those that the model refused in an `earlier` trace are tried all at once, and where it refuses that again, not
-        alone. First dimensions are, since the number of samples may be refused in one mode alone, as by a batch norm
-        that gets one sample in train mode. Where other sizes may not run for real, those that are likely to be free
-        are tried once, all together.
+        alone. If that trace was one in the `other_mode`, first dimensions are: the number of samples may be refused in
+        one mode alone, as by a batch norm that gets one sample in train mode. Where other sizes may not run for real,
+        those that are likely to be free are tried once, all together.
         """
         self._inputs = inputs
         groups, likely = (_divided(each, earlier) for each in _groups_of(inputs))
@@ -125,7 +127,7 @@ class Variation:
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
         refused = [group for group in groups if _was_refused(group, earlier)]
         if refused and self._outcome(refused).is_refusal:
-            fixed = [group for group in refused if group.position > 0 or len(refused) == 1]
+            fixed = [group for group in refused if group.position > 0 or not other_mode or len(refused) == 1]
             known.update({group: earlier[group.dims[0]] for group in fixed})
             likely = [group for group in likely if group not in refused]
         for together in self._tried_together(likely):
