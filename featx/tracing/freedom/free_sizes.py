@@ -75,7 +75,8 @@ def _try_sizes(
     variation = Variation(request, trace, set(_compared(trace, inputs)), before=before)
     varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
     earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, other_mode.on_earlier_inputs)
-    tested = variation.test(varied, earlier, other_mode=bool(other_mode.dims))
+    is_first_in_mode = bool(other_mode.dims) and other_mode.on_earlier_inputs is None
+    tested = variation.test(varied, earlier, other_mode=is_first_in_mode)
     known = {**dict.fromkeys(_dims_of(inputs), LAYOUT_NOT_VARIED), **tested}
     before = variation.before
     if trace.has_filled_caches:
