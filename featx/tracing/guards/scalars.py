@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,11 @@ _PINNING = ("bit_length", "bit_count", "as_integer_ratio", "to_bytes", "hex", "c
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
 )  # fmt: skip
+# Functions of Python that do what a universal function of numpy does with a number, one after the other.
+_AS_NUMPY: dict[str, tuple[Callable[..., Any], ...]] = {
+    "ceil": (math.ceil, float), "floor": (math.floor, float), "trunc": (math.trunc, float), "rint": (round, float),
+    "sqrt": (math.sqrt,),
+}  # fmt: skip
 _HOLD_NO_NUMBERS = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
 )
@@ -54,6 +60,7 @@ class TracedNumber:
     origin: Any = None  # whatever the trace knows values by
     value: Any = None  # the number itself, where C code may see another one
     is_disguised = False
+    is_of_numpy = False  # whether it stands for a float of numpy, which has further methods
 
     @property
     def node(self) -> Node:
@@ -68,6 +75,18 @@ class TracedNumber:
 
     def __copy__(self) -> Any:
         return self if self.trace.is_recording() else _plain(self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Answer a universal function of numpy: `np.ceil(h / 8)` and `np.sqrt(n)` are followed, others pin numbers."""
+        functions = _AS_NUMPY.get(ufunc.__name__, ()) if method == "__call__" and not kwargs else ()
+        is_rounded = len(functions) == 1 or isinstance(self, TracedFloat)  # ints may stay ints
+        if functions and is_rounded and self.trace.is_recording() and 0 <= _plain(self) < math.inf:
+            number: Any = self
+            for function in functions:
+                number = self.trace.call(function, (number,), {})
+            number.is_of_numpy = True
+            return number
+        return getattr(ufunc, method)(*(pinned(x) if isinstance(x, TracedNumber) else x for x in inputs), **kwargs)
 
 
 class TracedInt(TracedNumber, int):
@@ -95,6 +114,13 @@ class TracedFloat(TracedNumber, float):
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What code that asks for the class of a number is told."""
         return float
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_of_numpy and not name.startswith("__"):  # torch asks each argument for `__torch_function__`
+            kind = sys.modules["numpy"].float64
+            if hasattr(kind, name):
+                return getattr(kind(pinned(self)), name)
+        raise AttributeError(f"'float' object has no attribute '{name}'", name=name, obj=self)
 
     def is_integer(self) -> bool:
         """Say whether the number has no fraction, and record what the remainder was seen to be."""

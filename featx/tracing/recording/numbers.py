@@ -223,7 +223,9 @@ class Numbers:
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         self.computed.append((result, node))
-        return traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
+        number = traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
+        number.is_of_numpy = any(isinstance(value, TracedNumber) and value.is_of_numpy for value in args)
+        return number
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if function in _DIVISIONS and isinstance(args[1], TracedNumber):
