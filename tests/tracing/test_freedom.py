@@ -399,10 +399,10 @@ def test_array_of_a_shape_that_decides_fixes_the_size(branch: Callable[[Any], bo
 def test_array_of_a_shape_that_becomes_a_constant_fixes_the_size() -> None:
     class Scaling(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * float(np.sqrt(x.shape[1]))
+            return x * float(np.log2(x.shape[1]))
 
     extractor = featx.create_feature_extractor(Scaling(), ["mul"], example_inputs=torch.rand(2, 6))
-    assert torch.equal(extractor(torch.ones(3, 6))["mul"], torch.ones(3, 6) * float(np.sqrt(6)))
+    assert torch.equal(extractor(torch.ones(3, 6))["mul"], torch.ones(3, 6) * float(np.log2(6)))
     with pytest.raises(featx.SpecializationError):
         extractor(torch.rand(2, 7))
 
