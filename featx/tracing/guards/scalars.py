@@ -113,7 +113,7 @@ class TracedFloat(TracedNumber, float):
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What code that asks for the class of a number is told."""
-        return float
+        return sys.modules["numpy"].float64 if self.is_of_numpy else float
 
     def __getattr__(self, name: str) -> Any:
         if self.is_of_numpy and not name.startswith("__"):  # torch asks each argument for `__torch_function__`
