@@ -34,6 +34,8 @@ READ: dict[str, Forward] = {
     "clip": lambda x, h, w: x * float(np.clip(h / w, 0.5, 2.0)),
     "maximum": lambda x, h, w: x * float(np.maximum(h, w)),
     "class": lambda x, h, w: x * 2 if isinstance(np.ceil(h / 8) * 2, np.floating) else x * 3,
+    "opposite": lambda x, h, w: x * 2 if ~(np.ceil(h / 8) > 7) else x * 3,
+    "opposite, of a size": lambda x, h, w: x * 2 if ~(h / 8 < np.ceil(h / 8)) else x * 3,
     "comparison": lambda x, h, w: x * 2 if np.ceil(h / 8) > np.floor(w / 8) else x * 3,
 }
 SHAPES = ((60, 64), (61, 64), (100, 36), (9, 200), (64, 64))

@@ -252,6 +252,8 @@ def _define_comparison(kind: type, name: str) -> None:
             self.trace.on_later_use(other)
         elif result is not NotImplemented:
             self.trace.decide(function, (self, other), result)
+            if self.is_of_numpy or (isinstance(other, TracedNumber) and other.is_of_numpy):
+                return sys.modules["numpy"].bool_(result)  # of which `~` is the opposite
         return result
 
     setattr(kind, f"__{name}__", implementation)
