@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar, copy_context
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -39,9 +40,19 @@ class OuterValues:
 
     def __init__(self, holders: Iterable[Holder]) -> None:
         self._holders = [each for each in holders if each.outer_values(each.now())]
+        # Yield the values of most holders as they are at the time; the other holders, by their places.
+        self._live: list[Iterable[Any]] = []
+        self._others: list[int] = []
+        for place, holder in enumerate(self._holders):
+            values = holder.live_values()
+            if values is None:
+                self._others.append(place)
+            else:
+                self._live.append(values)
         self._initial: _Snapshot = []
-        # What they held after the last call that is one node, or at the start.
+        # What they held after the last call that is one node, or at the start; and the same values in one list.
         self._latest: _Snapshot = []
+        self._latest_values: list[Any] | None = None
         self._variables: dict[ContextVar[Any], Any] = {}
         self._tells_calls_apart = self._have_changed = False
         # What this run has seen to change before calls, and whether a plain value took its place.
@@ -53,12 +64,15 @@ class OuterValues:
         self._seen, self._have_changed = {}, False
         self._variables = _variables()
         self._initial = self._latest = self._now()
+        self._latest_values = self._values()
 
     def changed_for_call(self) -> str | None:
         """Name what has changed since the last call, and is known to matter. Notes what else has changed."""
         for variable, value in _variables().items():
             if value is not self._variables.get(variable, NO_VALUE):
                 return f"the context variable '{variable.name}'"
+        if self._are_as_latest():  # mostly
+            return None
         for place, value in self._changes_since(self._latest):
             self._have_changed = True
             if place in self._refused:
@@ -70,7 +84,7 @@ class OuterValues:
         """Take the values as they are now for unchanged: a call that is one node may have set them, and will again."""
         self._variables = _variables()
         if self._tells_calls_apart:
-            self._latest = self._now()
+            self._latest, self._latest_values = self._now(), self._values()
 
     def learn_from_run(self) -> bool:
         """Take over what a run that is over has seen; say whether a further run must know of it."""
@@ -81,7 +95,7 @@ class OuterValues:
         found = {place for place, is_plain in self._seen.items() if is_plain or place not in still_changed}
         is_new = not found <= self._refused
         self._refused |= found
-        self._initial, self._latest = [], []  # they may keep tensors of the run
+        self._initial, self._latest, self._latest_values = [], [], None  # they may keep tensors of the run
         return is_new
 
     def carry_over(self, earlier: OuterValues) -> None:
@@ -93,10 +107,24 @@ class OuterValues:
     def _now(self) -> _Snapshot:
         return [holder.now() for holder in self._holders]
 
+    def _values(self) -> list[Any] | None:
+        """Return what most of them hold, in one list; None where another thread changes it meanwhile. O(names)."""
+        try:
+            return list(chain.from_iterable(self._live))
+        except RuntimeError:  # another thread has added to one of them
+            return None
+
+    def _are_as_latest(self) -> bool:
+        """Say whether all hold the very values of `_latest`. O(names), and fast."""
+        now, latest = self._values(), self._latest_values
+        if now is None or latest is None or len(now) != len(latest) or not all(map(is_, now, latest)):
+            return False
+        return all(self._holders[place].holds(self._latest[place]) for place in self._others)
+
     def _changes_since(self, earlier: _Snapshot) -> Iterator[tuple[_Place, Any]]:
         """Yield the place and the value of what is another one now than in an earlier snapshot."""
         for holder, before in zip(self._holders, earlier, strict=True):
-            if holder.holds(before):  # mostly
+            if holder.holds(before):
                 continue
             values_before = holder.outer_values(before)
             for key, value in holder.outer_values(holder.now()).items():
