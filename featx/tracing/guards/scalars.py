@@ -33,10 +33,9 @@ _PINNING = ("bit_length", "bit_count", "as_integer_ratio", "to_bytes", "hex", "c
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
 )  # fmt: skip
-# Functions of Python that do what a universal function of numpy does with a number, one after the other.
-_AS_NUMPY: dict[str, tuple[Callable[..., Any], ...]] = {
-    "ceil": (math.ceil, float), "floor": (math.floor, float), "trunc": (math.trunc, float), "rint": (round, float),
-    "sqrt": (math.sqrt,),
+# Functions of Python that compute what a universal function of numpy gives as a float of numpy.
+_AS_NUMPY: dict[str, Callable[..., Any]] = {
+    "ceil": math.ceil, "floor": math.floor, "trunc": math.trunc, "rint": round, "sqrt": math.sqrt,
 }  # fmt: skip
 _HOLD_NO_NUMBERS = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
@@ -78,12 +77,11 @@ class TracedNumber:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Answer a universal function of numpy: `np.ceil(h / 8)` and `np.sqrt(n)` are followed, others pin numbers."""
-        functions = _AS_NUMPY.get(ufunc.__name__, ()) if method == "__call__" and not kwargs else ()
-        is_rounded = len(functions) == 1 or isinstance(self, TracedFloat)  # ints may stay ints
-        if functions and is_rounded and self.trace.is_recording() and 0 <= _plain(self) < math.inf:
-            number: Any = self
-            for function in functions:
-                number = self.trace.call(function, (number,), {})
+        function = _AS_NUMPY.get(ufunc.__name__) if method == "__call__" and not kwargs else None
+        gives_float = ufunc.__name__ == "sqrt" or isinstance(self, TracedFloat)  # numpy rounds ints to ints
+        if function is not None and gives_float and self.trace.is_recording() and 0 <= _plain(self) < math.inf:
+            number: Any = self.trace.call(function, (self,), {})
+            number = self.trace.call(sys.modules["numpy"].float64, (number,), {})
             number.is_of_numpy = True
             return number
         return getattr(ufunc, method)(*(pinned(x) if isinstance(x, TracedNumber) else x for x in inputs), **kwargs)
