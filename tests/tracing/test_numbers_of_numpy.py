@@ -87,3 +87,12 @@ def test_a_number_for_which_numpy_gives_another_answer_than_python(value: float)
     model, x = Rounds(), torch.full((2,), value)
     traced = featx.trace(model, x)
     torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_root_of_a_negative_number_of_numpy_is_no_complex_one() -> None:
+    model = Uses(lambda x, h, w: x * (np.floor(h / 8) - 100) ** 0.5).eval()
+    with np.errstate(invalid="ignore"):
+        extractor = extractor_of(model)
+        for shape in SHAPES:
+            x = torch.rand(2, 3, *shape)
+            torch.testing.assert_close(extractor(x)["output"], model(x), rtol=0, atol=0, equal_nan=True)

@@ -59,7 +59,7 @@ class Holder:
         return dict(vars(self.value)) if isinstance(self.value, type) else items_by_key(self.value)
 
     def live_values(self) -> Iterable[Any] | None:
-        """Return what yields the values that it holds at the time, again and again; None where nothing does so fast."""
+        """Return what yields the values that it holds at the time, again and again; None for a single variable."""
         if isinstance(self.value, type):
             return vars(self.value).values()
         if isinstance(self.value, _PLAIN):
@@ -210,10 +210,6 @@ class Variable(Holder):
         """Return what it holds, by its name."""
         return {self._name: contents_of_cell(self._cell)}
 
-    def live_values(self) -> Iterable[Any] | None:
-        """Return None: a variable is read by itself."""
-        return None
-
     def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the value of the variable; nothing where it held a definition."""
         return {} if type(self._before[self._name]) in _DEFINITIONS else dict(now)
@@ -235,10 +231,6 @@ class ContextValue(Holder):
     def now(self) -> dict[Any, Any]:
         """Return its value, by its name."""
         return {self.value.name: self._current()}
-
-    def live_values(self) -> Iterable[Any] | None:
-        """Return None: a variable is read by itself."""
-        return None
 
     def may_be_read_by(self, code: CodeType, namespace: Mapping[str, Any], key: Any) -> bool:
         """Say whether code may read a context variable."""

@@ -217,6 +217,9 @@ class Numbers:
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""
+        is_of_numpy = any(isinstance(value, TracedNumber) and value.is_of_numpy for value in args)
+        if is_of_numpy and isinstance(result, complex):
+            result = math.nan  # the root of a negative number, as numpy has it
         if not isinstance(result, (int, float)):
             return result
         self._guard_divisor(function, args)
@@ -224,7 +227,7 @@ class Numbers:
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         self.computed.append((result, node))
         number = traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
-        number.is_of_numpy = any(isinstance(value, TracedNumber) and value.is_of_numpy for value in args)
+        number.is_of_numpy = is_of_numpy
         return number
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
