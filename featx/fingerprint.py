@@ -24,7 +24,7 @@ from torch import nn
 from featx.ir.graph import Graph
 from featx.ir.paths import held_at
 from featx.rebuilding import contents_of_cell
-from featx.tracing.objects.module_tree import forward_of
+from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.source.attributes import assigned_by
 from featx.tracing.source.location import codes_in
 from featx.tree import tree_leaves

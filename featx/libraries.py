@@ -61,9 +61,9 @@ def network_of_detector(model: nn.Module) -> str | None:
     return next((path for path in ("backbone.body", "backbone.features", "backbone") if path in paths), None)
 
 
-def tokens_are_in_order(model: nn.Module) -> bool:
+def tokens_are_in_order(modules: Iterable[nn.Module]) -> bool:
     """Say whether tokens stand in the order of the patches of the image, row by row, which is the custom."""
-    return not any(type(module).__name__ in _REORDERING for module in model.modules())
+    return _REORDERING.isdisjoint(type(module).__name__ for module in modules)
 
 
 def in_order(model: nn.Module, block: str) -> Callable[[Any], Any] | None:

@@ -15,6 +15,7 @@ from featx.drawing.components import principal_components
 from featx.examples import Example
 from featx.features.describing.images import ImageInput, image_of
 from featx.features.describing.info import infos_of
+from featx.features.describing.known_model import KnownModel
 from featx.interpret.interpreter import Interpreter
 from featx.ir.node import Node
 from featx.module import GraphModule
@@ -63,7 +64,7 @@ class _Run(Interpreter):
         nodes = {node.name: node for node in gm.graph.nodes if "shape" in node.meta}
         names = {node.meta.get("qualified_name", name): name for name, node in nodes.items()}
         names.update({name: name for name in nodes.keys() - set(names.values())})
-        self._infos = {info.key: info for info in infos_of(nodes, names, model, image)}
+        self._infos = {info.key: info for info in infos_of(nodes, names, KnownModel(model), image)}
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from featx.errors import GraphError
 from featx.ir.graph import Graph
+from featx.ir.paths import module_at
 from featx.module import GraphModule
 
 _KEY = "converted_by_model"
@@ -19,8 +19,7 @@ _KEY = "converted_by_model"
 def note_own_conversion(extractor: GraphModule, model: nn.Module, graphs: Iterable[Graph]) -> None:
     """Note the plain tensors that graphs read inside modules with an `_apply` of their own. O(nodes)."""
     paths = {str(node.target) for graph in graphs for node in graph.find_nodes(op="get_attr")}
-    saved = {name for name, _ in itertools.chain(model.named_parameters(), model.named_buffers())}
-    owners = {path: _owner_of_conversion(model, path) for path in sorted(paths - saved)}
+    owners = {path: _owner_of_conversion(model, path) for path in sorted(paths) if not _is_registered(model, path)}
     found = {path: owner for path, owner in owners.items() if owner is not None}
     if found:
         extractor.meta[_KEY] = found
@@ -42,6 +41,13 @@ def check_conversion(extractor: GraphModule, convert: Callable[[torch.Tensor], t
                 f"'{path}', which is no parameter or buffer, and {owner} converts it in a method of its own. To go on, "
                 "convert the model, and make the extractor of that"
             )
+
+
+def _is_registered(model: nn.Module, path: str) -> bool:
+    """Say whether a parameter or buffer is at `path`."""
+    prefix, _, name = path.rpartition(".")
+    owner = module_at(model, prefix)
+    return owner is not None and (name in owner._parameters or name in owner._buffers)
 
 
 def _owner_of_conversion(model: nn.Module, path: str) -> str | None:

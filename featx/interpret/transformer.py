@@ -10,11 +10,11 @@ from torch import nn
 from featx.interpret.interpreter import Interpreter
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
+from featx.ir.modules import walk_modules
 from featx.ir.node import Node, Target
 from featx.module import GraphModule
 from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.nodes.tracer_base import TracerBase
-from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.tracer import Tracer
 

@@ -20,6 +20,7 @@ from torch import nn
 from featx.ir.arguments import nodes_in
 from featx.ir.callables import has_own_name, is_given_code, is_reading_builtin, is_switch
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
+from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
 from featx.ir.operator_facts import (
@@ -288,7 +289,7 @@ class Effects:
         inputs = _nodes(node)
         if module is None:
             return dataclasses.replace(_unknown(node), writes_state=True)
-        parts = list(module.modules()) if module._modules else [module]
+        parts = modules_of(module)
         if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
             return dataclasses.replace(_unknown(node), writes_state=True)
         writes, shares = module_effects(module)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from featx.ir.form import computes_form, reads_form
+from featx.ir.modules import modules_of
 from featx.ir.paths import attribute_at, parents_of
 from featx.tree import tree_leaves
 
@@ -173,7 +174,7 @@ def _held(root: object, path: str) -> Iterator[object]:
     """Yield what stands for each module and tensor that `root` has at `path`, the same under every path to it."""
     value = attribute_at(root, path)
     if isinstance(value, nn.Module):
-        for module in value.modules():
+        for module in modules_of(value):
             yield ("module", id(module))
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from featx.ir.modules import modules_of
 from featx.ir.torch_layers import DROPOUTS, is_torch_layer
 from featx.libraries import draws_in_training_only, is_read_only
 
@@ -23,7 +24,7 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
         return False, True
     if is_read_only(type(module)):
         return False, False
-    if any(not is_torch_layer(type(part)) or "forward" in part.__dict__ for part in module.modules()):
+    if any(not is_torch_layer(type(part)) or "forward" in part.__dict__ for part in modules_of(module)):
         return True, True
     if module.__dict__.get("inplace"):
         return True, True

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from featx.ir.module_effects import module_writes_state
+from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.operator_facts import facts_of, facts_of_call
 from featx.ir.torch_layers import is_torch_layer
@@ -61,7 +62,7 @@ def is_known_module(module: nn.Module) -> bool:
     """
     return not has_hooks(module) and all(
         "forward" not in part.__dict__ and (is_torch_layer(type(part)) or not module_writes_state(part))
-        for part in module.modules()
+        for part in modules_of(module)
     )
 
 
@@ -69,13 +70,13 @@ def has_hooks(module: nn.Module) -> bool:
     """Say whether `module` or one inside it has hooks, which who replaces it would lose."""
     return any(
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for part in module.modules()
+        for part in modules_of(module)
     )
 
 
 def depends_on_mode(module: nn.Module) -> bool:
     """Say whether a known module may do something else in train mode than in eval mode."""
-    return may_draw(module) or any(part.__dict__.get("track_running_stats") for part in module.modules())
+    return may_draw(module) or any(part.__dict__.get("track_running_stats") for part in modules_of(module))
 
 
 def may_draw(module: nn.Module) -> bool:
@@ -84,7 +85,7 @@ def may_draw(module: nn.Module) -> bool:
         isinstance(part, (nn.modules.dropout._DropoutNd, nn.RReLU))
         or part.__dict__.get("dropout")
         or (not is_torch_layer(type(part)) and not isinstance(part, nn.Sequential))
-        for part in module.modules()
+        for part in modules_of(module)
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from featx.errors import SpecializationError
 from featx.examples import Example
 from featx.ir.graph import Graph
-from featx.tracing.objects.module_tree import tensors_at
+from featx.tracing.objects.module_parts import tensors_at
 from featx.tracing.side_effects.left import Left
 
 

@@ -17,7 +17,7 @@ from featx.ir.node import Node
 from featx.ir.operator_facts import facts_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.nodes.module_output import guards_ahead_of_return
-from featx.tracing.objects.module_tree import tensors_at
+from featx.tracing.objects.module_parts import tensors_at
 from featx.tracing.source_writes.possible_writes import can_return_input
 from featx.tracing.source_writes.state_writes import StateWrite
 

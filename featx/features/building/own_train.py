@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from torch import nn
 
 from featx.ir.graph import Graph
-from featx.tracing.objects.module_tree import walk_modules
+from featx.ir.modules import walk_modules
 from featx.tracing.replica.replica import only_sets_flags, replica_of
 
 

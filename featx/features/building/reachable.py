@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from featx.ir.modules import modules_of, walk_modules
 from featx.ir.torch_layers import is_torch_layer
 from featx.shared_attributes import share
-from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.objects.references import referred_to
 
 # What nn.Module keeps in each module, apart from hooks.
@@ -47,7 +47,7 @@ def _held_by(module: nn.Module) -> Iterator[Any]:
 
 def _paths_to_share(module: nn.Module, path: str, present: set[nn.Module]) -> Iterator[str]:
     """Yield the paths of what is missing of a module: it, or where parts of it are there, the others."""
-    if path and present.isdisjoint(module.modules()):
+    if path and present.isdisjoint(modules_of(module)):
         yield path
         return
     prefix = f"{path}." if path else ""

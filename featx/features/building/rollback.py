@@ -16,12 +16,12 @@ from featx.errors import TraceError
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups
+from featx.ir.modules import modules_of
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.saved_tensor import SavedTensor
 from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
 from featx.tracing.model_state.module_state import ModuleState
-from featx.tracing.objects.module_tree import modules_of
 from featx.tree import tree_leaves
 
 

@@ -13,6 +13,7 @@ from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceErro
 from featx.examples import Example, other_guesses, refused_guess
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.model_inputs import ModelInputs
+from featx.features.describing.known_model import KnownModel
 from featx.features.requests.edits import Edits
 from featx.features.requests.request import OUTPUT
 from featx.features.requests.starts import Starts
@@ -25,7 +26,6 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import CheckSizes, ExampleTracer
 from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.freedom.outcomes import FreeDims
-from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
@@ -85,8 +85,11 @@ class ModelTracing:
         self.ended_early = False
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._context: ModelContext | None = None
-        self.modules = dict(walk_modules(self.model))
+        self.known_model = KnownModel(self.model)
+        self.modules = self.known_model.modules
         self._is_known = all(map(only_sets_flags, self.modules.values()))
+        # The model in other modes, to be asked.
+        self._views: dict[bool, nn.Module] = {}
         # Whether a graph computes what is returned; one that is only described may differ in a second call.
         self.makes_values = False
         # What the traces of a first mode found out.
@@ -196,12 +199,18 @@ class ModelTracing:
 
     def model_in_mode(self) -> nn.Module:
         """Return the model as it is in the mode in which it is traced, to be asked and not to be run."""
-        is_in_mode = all(each.training is self.training for each in self.modules.values())
-        if self.training is None or (self._is_known and is_in_mode):
+        if self.training is None:
+            return self.model
+        if self.training not in self._views:
+            self._views[self.training] = self._view(self.training)
+        return self._views[self.training]
+
+    def _view(self, training: bool) -> nn.Module:
+        if self._is_known and all(each.training is training for each in self.modules.values()):
             return self.model
         if self._is_known and not any(isinstance(each, torch.jit.ScriptModule) for each in self.modules.values()):
-            return view_in_mode(self.model, self.training)
-        return replica_of(self.model, self.training).root
+            return view_in_mode(self.model, training)
+        return replica_of(self.model, training).root
 
     def flags(self, training: bool | None = None) -> dict[str, bool]:
         """Return which mode each submodule is in, or would be in after `train(training)`, by path; the model has ""."""

@@ -13,14 +13,14 @@ from torch import nn
 from featx.errors import NodeNameError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.input_sources import InputSources
+from featx.features.describing.known_model import KnownModel
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import forms_of, text_of_shape
-from featx.features.describing.strides import Strides, is_map, stride_of
+from featx.features.describing.strides import is_map, stride_of
 from featx.features.describing.tokens import ImageTokens
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
-from featx.libraries import tokens_are_in_order
 from featx.tracing.nodes.module_output import node_that_made
 
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.MaxPool1d, nn.AvgPool1d)
@@ -128,7 +128,7 @@ class FeatureInfos(Sequence[FeatureInfo]):
 def infos_of(
     requested: Mapping[str, Node],
     names: Mapping[str, str],
-    model: nn.Module,
+    model: KnownModel,
     image: ImageInput | None,
     other_sizes: OtherSizes | None = None,
 ) -> FeatureInfos:
@@ -153,20 +153,19 @@ class _Known:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: KnownModel,
         graph: Graph | None,
         image: ImageInput | None,
         other_sizes: OtherSizes | None,
     ) -> None:
-        self._modules = dict(model.named_modules())
+        self._model = model
+        self._modules = model.modules
         self._sizes = None if image is None or 0 in image.sizes else image.sizes
         self._batch = None if image is None else image.batch
         self._other_sizes = other_sizes
-        is_in_order = self._sizes is not None and tokens_are_in_order(model)
-        self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and is_in_order else None
+        has_tokens = bool(self._sizes) and model.tokens_are_in_order
+        self._tokens = ImageTokens(model, graph, self._sizes) if self._sizes and has_tokens else None
         self._graph = graph
-        self._strides = Strides(self._modules.values())
-        self._declared: object = getattr(model, "output_fmt", None)  # of timm: "NHWC" of swin
 
     def info(self, key: str, name: str, node: Node) -> FeatureInfo:
         module = self._modules.get(name)
@@ -192,7 +191,7 @@ class _Known:
             # Which dimension of a signal has its places is not known: texts come as NLC.
             stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
         prefix_tokens = 0 if patches is None else patches[1]
-        has_class_token = self._tokens is not None and prefix_tokens > 0 and self._tokens.may_have_class_token
+        has_class_token = self._tokens is not None and prefix_tokens > 0 and self._model.may_have_class_token
         return FeatureInfo(
             key, name, kind, shape, dtype, layout, channels, stride, prefix_tokens, has_class_token=has_class_token
         )
@@ -208,7 +207,7 @@ class _Known:
         stride = None if self._tokens is None else self._tokens.stride_of_places(places)
         if stride is not None:
             return stride
-        return self._strides.of(layout, shape, self._sizes, lambda: self._shape_of_wider(key))
+        return self._model.strides.of(layout, shape, self._sizes, lambda: self._shape_of_wider(key))
 
     def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         dims = len(shape)
@@ -252,7 +251,8 @@ class _Known:
             return first if shape[-1] == 1 else last
         if len(fits) == 1:
             return fits[0]
-        return self._declared if self._declared in (first, last) else None
+        declared = self._model.declared_layout
+        return declared if declared in (first, last) else None
 
     def _has_tokens(self, layout: str, shape: tuple[int, ...]) -> bool:
         """Say whether places of a layout are as many as all tokens, of patches and others: 17 beside maps of 4 x 4."""

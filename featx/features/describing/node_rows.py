@@ -101,7 +101,7 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
     graph = tracing.graph([*paths, OUTPUT], keep_source=True)
     found = _nodes_by_name(graph, paths)
     other_sizes = _other_sizes(graph, found, tracing)
-    infos = infos_of(found, {name: name for name in found}, tracing.model, tracing.inputs.image, other_sizes)
+    infos = infos_of(found, {name: name for name in found}, tracing.known_model, tracing.inputs.image, other_sizes)
     modules = dict(tracing.model.named_modules())
     rows = [
         NodeInfo(

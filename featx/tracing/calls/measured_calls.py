@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
 from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
@@ -19,12 +19,12 @@ from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.nodes.scope import Scope
 from featx.tracing.objects.containers import copy_of, refill
+from featx.tracing.objects.module_parts import parameters_and_buffers
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
 from featx.tracing.source_writes.given_containers import may_change_given
 from featx.tracing.source_writes.possible_writes import function_may_write_more, module_may_write_more
@@ -39,7 +39,6 @@ class MeasuredCalls:
         results: follows what the calls return.
         torch_calls: what runs inside of them.
         model_context: what is traced.
-        replica: the copy of it that runs.
 
     Attributes:
         outer_values: notices what code sets outside of the modules for a call; None where an earlier run has done that.
@@ -51,12 +50,10 @@ class MeasuredCalls:
         results: Results,
         torch_calls: TorchCalls,
         model_context: ModelContext,
-        replica: Replica,
     ) -> None:
         self._recorder = recorder
         self._results = results
         self._torch_calls = torch_calls
-        self._replica = replica
         self._hooked = model_context.hooked
         self.context = model_context
         self.outer_values: OuterValues | None = None
@@ -77,6 +74,7 @@ class MeasuredCalls:
         call: Callable[[], Any],
         *,
         is_measured: bool,
+        module: nn.Module | None = None,
         is_opaque_module: bool = False,
         taken_in: Scope | None = None,
     ) -> tuple[Node, Any]:
@@ -88,6 +86,7 @@ class MeasuredCalls:
             kwargs: inputs by name.
             call: runs it.
             is_measured: whether to see what it writes, shares and draws; of torch's own layers that is known.
+            module: the module that is called; None for a function.
             is_opaque_module: whether it is a module that is kept whole although the policy would look into it.
             taken_in: the scope that takes things out of the result; by default the present one.
         """
@@ -103,8 +102,8 @@ class MeasuredCalls:
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
         is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         given = None if is_plain else _Given(args, kwargs)
-        if given is not None and given.places and isinstance(node[1], str):
-            self._refuse_other_changes(node[1], given.places)
+        if given is not None and given.places and module is not None:
+            _refuse_other_changes(module, str(node[1]), given.places)
         with self._torch_calls.kernels.recorded(), nullcontext() if given is None else given.put_back_on_error():
             result = self._result_of(call, is_measured)
             if given is not None:
@@ -118,7 +117,7 @@ class MeasuredCalls:
                     pairs = zip(inputs, watched, before, strict=True)
                     is_unseen = recorder.opaque_call.has_untracked_writes
                     written = [value for value, seen, version in pairs if seen._version != version or is_unseen]
-                    added.meta["effects"] = self._effects(added, inputs, written, result)
+                    added.meta["effects"] = self._effects(added, module, inputs, written, result)
                 self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
                 recorder.scope = taken_in or recorder.scope
                 result = self._alias_returned_inputs(leaves, result)
@@ -202,7 +201,12 @@ class MeasuredCalls:
             return self._results.follow(aliases, mark, None)
 
     def _effects(
-        self, node: Node, inputs: list[torch.Tensor], written: list[torch.Tensor], result: Any
+        self,
+        node: Node,
+        module: nn.Module | None,
+        inputs: list[torch.Tensor],
+        written: list[torch.Tensor],
+        result: Any,
     ) -> MeasuredEffects:
         opaque_call = self._recorder.opaque_call
         positions = {source: position for position, source in enumerate(node.all_input_nodes)}
@@ -224,27 +228,15 @@ class MeasuredCalls:
             shares=positions_of(shared),
             is_random=opaque_call.draws,
             writes_state=opaque_call.writes_model or opaque_call.has_untracked_writes,
-            has_conditional_writes=self._may_write_more(node.target),
-            returns_state=self._returns_state(node, memory),
+            has_conditional_writes=self._may_write_more(node.target if module is None else module),
+            returns_state=module is not None and self._returns_state(module, memory),
         )
 
-    def _refuse_other_changes(self, path: str, places: list[int | str]) -> None:
-        """Raise if a module may change lists, dicts or objects that it is given for other inputs than the example.
-
-        A graph makes new ones for the call, and goes on with the values that they held.
-        """
-        module = self._replica.root.get_submodule(path)
-        if may_change_given(module, places):
-            raise UnsupportedValue(
-                f"'{path}' may change a list, a dict or an object that it is given, for some inputs only,", module
-            )
-
-    def _returns_state(self, node: Node, memory: set[Any]) -> bool:
+    def _returns_state(self, module: nn.Module, memory: set[Any]) -> bool:
         """Say whether a module returns memory of what it keeps itself: a buffer, or a part of one."""
-        if node.op != "call_module" or not memory:
+        if not memory:
             return False
-        module = self._replica.root.get_submodule(str(node.target))
-        held = chain(module.parameters(), module.buffers())
+        held = parameters_and_buffers(module)
         if self._recorder.is_real:
             return any(memory_of(tensor) in memory for tensor in held)
         # A tensor that has no stand-in was not read, so that it is not returned, unless it is as it is.
@@ -258,10 +250,20 @@ class MeasuredCalls:
 
     def _may_write_more(self, called: Any) -> bool:
         opaque_call = self._recorder.opaque_call
-        if isinstance(called, str):
-            module = self._replica.root.get_submodule(called)
-            return module_may_write_more(module, opaque_call.ran, opaque_call.written_at)
+        if isinstance(called, nn.Module):
+            return module_may_write_more(called, opaque_call.ran, opaque_call.written_at)
         return function_may_write_more(called, opaque_call.written_at)
+
+
+def _refuse_other_changes(module: nn.Module, path: str, places: list[int | str]) -> None:
+    """Raise if a module may change lists, dicts or objects that it is given for other inputs than the example.
+
+    A graph makes new ones for the call, and goes on with the values that they held.
+    """
+    if may_change_given(module, places):
+        raise UnsupportedValue(
+            f"'{path}' may change a list, a dict or an object that it is given, for some inputs only,", module
+        )
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from featx.errors import FeatxError
 from featx.ir.module_effects import module_draws, module_writes_state
+from featx.ir.modules import modules_of
 from featx.ir.node import Node
 from featx.ir.torch_layers import DROPOUTS, is_torch_layer
 from featx.libraries import collecting_hooks, only_delegates_call
@@ -29,7 +30,7 @@ from featx.tracing.model_state.left_attributes import LeftAttributes
 from featx.tracing.model_state.module_state import parts_of, replaced_part
 from featx.tracing.nodes.module_output import add_apart, mark_output
 from featx.tracing.nodes.scope import Scope, requested_by
-from featx.tracing.objects.module_tree import forward_of, has_forward_hooks, modules_of
+from featx.tracing.objects.module_parts import forward_of, has_forward_hooks
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import mode_of
@@ -331,6 +332,7 @@ class ModuleCalls:
                 self._result_for_all if needs_measuring else self._result_of, module, shown_args, shown_kwargs
             ),
             is_measured=needs_measuring,
+            module=module,
             is_opaque_module=not is_leaf,
             taken_in=self._caller,
         )

@@ -9,11 +9,12 @@ import torch.overrides
 from torch import nn
 from torch.utils._device import DeviceContext
 
+from featx.ir.modules import modules_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import is_collecting_hook
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.guards.forms import attributes_given_to
-from featx.tracing.objects.module_tree import has_forward_hooks, modules_of
+from featx.tracing.objects.module_parts import has_forward_hooks
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.replica.mode_reads import mode_of
 from featx.tracing.replica.replica import Replica

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from featx.ir.equality import is_same
+from featx.ir.modules import walk_modules
 from featx.ir.torch_layers import is_torch_layer
 from featx.rebuilding import NO_VALUE
 from featx.tracing.example.plain_run import run_plainly
@@ -46,7 +47,7 @@ def caches_filled_before(
     """
     before = {
         (path, name): value
-        for path, module in context.root.named_modules()
+        for path, module in walk_modules(context.root)
         if not is_torch_layer(type(module))
         for name, value in _before_calls(module).items()
     }

@@ -15,7 +15,7 @@ from featx.tracing.environment.thread_modes import FunctionMode
 from featx.tracing.example.plain_run import run_plainly
 from featx.tracing.model_state.module_state import ModuleState, parts_of, replaced_part
 from featx.tracing.nodes.scope import requested_by
-from featx.tracing.objects.module_tree import registered_tensors
+from featx.tracing.objects.module_parts import registered_tensors
 from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext, ModelTensors
 from featx.tracing.replica.replica import Replica

@@ -14,7 +14,7 @@ from torch import nn
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.inputs.model_call import as_given
-from featx.tracing.objects.module_tree import tensors_of
+from featx.tracing.objects.module_parts import tensors_of
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors

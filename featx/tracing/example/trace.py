@@ -123,7 +123,7 @@ class ExampleTrace:
         earlier = None if before is None else before.checks.states
         self.checks = StateChecks(recorder, self._check_module, self.replica.paths, earlier, opening.must_open)
         self.checks.opened_modules.add(self.replica.root)
-        measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context, self.replica)
+        measured = self._measured = MeasuredCalls(recorder, results, self._torch_calls, model_context)
         self.module_calls = ModuleCalls(recorder, self._torch_calls, measured, self.checks, self.replica, opening)
         self._function_calls = FunctionCalls(recorder, measured, model_context)
         self.inputs = RunInputs(recorder, results, model_context)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from featx.tracing.inputs.model_call import as_given
-from featx.tracing.objects.module_tree import has_forward_hooks
+from featx.tracing.objects.module_parts import has_forward_hooks
 from featx.tracing.source_uses.key_use import keys_read
 from featx.tree import items_at
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from featx.tracing.environment.raised_errors import RaisedErrors
 from featx.tracing.environment.recursion import raised_recursion_limit
-from featx.tracing.objects.module_tree import has_forward_hooks
+from featx.tracing.objects.module_parts import has_forward_hooks
 from featx.tracing.replica.model_context import ModelContext
 
 

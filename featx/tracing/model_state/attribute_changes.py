@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from featx.ir.modules import modules_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.model_state.module_state import (
     LayerState,
@@ -17,7 +18,7 @@ from featx.tracing.model_state.module_state import (
     put_back_parts,
     replaced_part,
 )
-from featx.tracing.objects.module_tree import has_forward_hooks, modules_of
+from featx.tracing.objects.module_parts import has_forward_hooks
 
 # A container, and where it is: modules, and the names of their attributes.
 _Shared = tuple[Any, list[tuple[nn.Module, str]]]

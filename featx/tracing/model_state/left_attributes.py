@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from featx.tracing.objects.module_tree import modules_of
+from featx.ir.modules import modules_of
 
 # Is called with the module and the name when other code reads such an attribute.
 AttributeReadHandler = Callable[[nn.Module, str], None]

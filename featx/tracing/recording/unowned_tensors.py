@@ -9,7 +9,7 @@ from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.ir.memory import memory_of
-from featx.tracing.objects.module_tree import tensors_of
+from featx.tracing.objects.module_parts import tensors_of
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Untraceable
 

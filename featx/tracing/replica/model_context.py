@@ -14,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
+from featx.ir.modules import walk_modules
 from featx.tracing.environment.profile_hook import is_threading_object
 from featx.tracing.environment.recursion import nesting_depth_of
 from featx.tracing.file_globals.caches import Caches
@@ -22,7 +23,7 @@ from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.nodes.scope import name_of_traced
-from featx.tracing.objects.module_tree import has_forward_hooks, tensors_of, walk_modules
+from featx.tracing.objects.module_parts import has_forward_hooks, tensors_of
 from featx.tracing.replica.interception import has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect

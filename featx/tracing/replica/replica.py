@@ -19,8 +19,8 @@ from torch import nn
 
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
+from featx.ir.modules import walk_modules
 from featx.tracing.file_globals.caches import Caches
-from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.replica.size_caches import SizeCaches

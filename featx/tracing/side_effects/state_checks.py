@@ -15,7 +15,7 @@ from torch import nn
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.model_state.attribute_changes import AttributeChanges
 from featx.tracing.model_state.module_state import AttributePath, plain_attributes
-from featx.tracing.objects.module_tree import forward_of, has_forward_hooks
+from featx.tracing.objects.module_parts import forward_of, has_forward_hooks
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
 from featx.tracing.recording.recorder import Recorder
@@ -153,7 +153,10 @@ class StateChecks:
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
         ran_whole = self._paths_that_ran_whole()
+        untouched: set[str] = set()  # parents come first, and are compared with all that is inside of them
         for module, path in self.paths.items():
+            if path.rpartition(".")[0] in untouched:
+                untouched.add(path)
             replaced = self.states.replaced_part(module)
             if replaced is not None:
                 raise UnsupportedSideEffect(
@@ -165,8 +168,9 @@ class StateChecks:
             elif self.states.initial(module) is None:
                 self._check_mode(module, path)
                 self._check_layer(module, path)
-            elif self.opened_modules.isdisjoint(module._modules.values()):
+            elif path not in untouched and self.opened_modules.isdisjoint(module._modules.values()):
                 self.check_untouched(module, path)
+                untouched.add(path)
         self._check_references_to_uncalled()
 
     def _check_references_to_uncalled(self) -> None:

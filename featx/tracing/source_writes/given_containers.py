@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from featx.ir.modules import modules_of
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.objects.module_tree import forward_of, modules_of
+from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.objects.replaced_globals import global_of
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import changed_parts, names_along

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from featx.ir.modules import modules_of
 from featx.ir.torch_layers import is_torch_layer
-from featx.tracing.objects.module_tree import forward_of, modules_of
+from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.source.frames import Line
 from featx.tracing.source_writes.argument_use import argument_use
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from featx.ir.paths import module_at
 from featx.ir.torch_layers import is_of_torch, is_torch_layer
-from featx.tracing.objects.module_tree import forward_of
+from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.source.aliases import aliased_parts
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.attributes import names_along

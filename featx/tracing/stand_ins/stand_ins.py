@@ -19,7 +19,7 @@ from torch import nn
 from featx.ir.memory import memory_of
 from featx.ir.operator_facts import draws_now, facts_of, first_argument, statistics_written, targets_of_write
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
-from featx.tracing.objects.module_tree import registered_tensors
+from featx.tracing.objects.module_parts import registered_tensors
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.dynamic_shapes import DynamicShapes
 from featx.tracing.stand_ins.known_results import KnownResults, key_of_call

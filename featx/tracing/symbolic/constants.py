@@ -22,11 +22,12 @@ from featx.ir.arguments import Argument, map_arg
 from featx.ir.effects import Effects
 from featx.ir.graph import Graph
 from featx.ir.memory import MemoryGroups, memory_of
+from featx.ir.modules import walk_modules
 from featx.ir.node import Node
 from featx.ir.operator_facts import draws_now, facts_of, targets_of_write
 from featx.tracing.nodes.grad_modes import GradModes
 from featx.tracing.nodes.proxy import refusal
-from featx.tracing.objects.module_tree import has_forward_hooks, walk_modules
+from featx.tracing.objects.module_parts import has_forward_hooks
 from featx.tracing.replica.hooks import STORED_BY_HOOK, ModelHooks
 from featx.tracing.replica.model_context import ModelTensors
 from featx.tracing.stand_ins.kernels import Kernels

@@ -17,6 +17,7 @@ from featx.errors import FeatxError, ModulePathError, TraceError
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.module_effects import module_draws
+from featx.ir.modules import walk_modules
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, name_of
 from featx.tracing.environment.autocast_state import autocast_nesting
@@ -32,7 +33,6 @@ from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.nodes.scope import Scope, name_of_traced
 from featx.tracing.nodes.tracer_base import TracerBase
-from featx.tracing.objects.module_tree import walk_modules
 from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
