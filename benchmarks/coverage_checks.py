@@ -8,6 +8,7 @@ Statuses of `Record.modes`, which has one outcome for each size of the inputs: `
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -161,13 +162,16 @@ def _count(model: nn.Module) -> int:
 def _list_names(record: Record, model: nn.Module, example: Example | None) -> tuple[list[str], list[str]] | None:
     try:
         given = _given(model, example)
-        names = featx.get_graph_node_names(model, None, True, example_inputs=given, tracer="example")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            names = featx.get_graph_node_names(model, example_inputs=given, tracer="example")
     except Exception as error:  # whatever a model raises in a trace is the answer
         if is_out_of_memory(error):
             raise
         record.featx = message_of(error)
         return None
-    record.featx = TRACED
+    missing = [each.message for each in caught if "cannot be followed to its end" in str(each.message)]
+    record.featx = message_of(missing[0]) if missing else TRACED
     return names
 
 

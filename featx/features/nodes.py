@@ -32,13 +32,14 @@ def get_graph_node_names(
 
     A replica of the model runs once, on tensors without values, and a second time if its code asks in which mode it
     is; the model is only read. O(nodes + modules) each.
-    Where it can be traced in one mode only, the list of the other is empty, and a warning says why.
+    Where it can be traced in one mode only, the list of the other is empty, and a warning says why. Where forward can
+    be followed up to some line alone, as one that goes on with numpy, the names up to there are listed, with a warning.
 
     Args:
         model: what to trace.
         tracer_kwargs: `leaf_modules`, `autowrap_modules`, `autowrap_functions` and `param_shapes_constant` of
             `FeatureTracer`. Modules of torch.nn and torchvision.ops are leaves always.
-        suppress_diff_warning: do not warn when the two lists differ, or one is empty.
+        suppress_diff_warning: do not warn when the two lists differ, one is empty, or a part of forward is left out.
         concrete_args: inputs that are fixed to a value, by name.
         example_inputs: as for `create_feature_extractor`.
         tracer: as for `create_feature_extractor`.
@@ -50,13 +51,15 @@ def get_graph_node_names(
         TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
     tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
-    names, errors = in_each_mode(tracing, lambda: names_of(tracing.graph()))
+    names, errors = in_each_mode(tracing, lambda: names_of(tracing.graph(may_end_early=True)))
     if len(errors) == 2:
         raise errors[model.training]
     if attention_probabilities:
         modules = dict(model.named_modules())
         names = {training: list(with_probabilities(each, modules)) for training, each in names.items()}
     if not suppress_diff_warning:
+        for end in dict.fromkeys(tracing.ends.values()):
+            warnings.warn(end.describe(model), stacklevel=2)
         if errors:
             _warn_of_failure(errors)
         else:

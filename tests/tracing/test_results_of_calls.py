@@ -91,7 +91,10 @@ class Applies(nn.Module):
 
 def traced(model: nn.Module, example: torch.Tensor) -> Any:
     options: Any = {"example_inputs": example, "tracer_kwargs": {"leaf_modules": [Whole]}}
-    last = featx.get_graph_node_names(model, **options)[1][-1]
+    try:
+        last = featx.get_graph_node_names(model, **options)[1][-1]
+    except UserWarning as warning:  # forward cannot be followed to its end
+        raise featx.TraceError(str(warning)) from warning
     extractor = featx.create_feature_extractor(model, [last], **options)
     return lambda *args: extractor(*args)[last]
 

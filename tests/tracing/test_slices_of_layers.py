@@ -240,3 +240,46 @@ def test_a_layer_that_does_not_run_has_no_value(node: str) -> None:
             assert count < 3
             continue
         assert torch.equal(found, seen[int(node[-1])])
+
+
+class BetweenBounds(nn.Module):
+    """Runs the layers between two bounds that it computes from the sizes of its input."""
+
+    def __init__(self, bounds: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.Tanh()] * 2)
+        self.bounds = bounds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[2:]
+        first, last = self.bounds(height, width)
+        for layer in self.layers[first:last]:
+            x = layer(x)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "example", "others"),
+    [
+        (lambda h, w: (h, w), (3, 2), [(3, 5), (1, 2)]),
+        (lambda h, w: (h + 0, w + 0), (3, 2), [(3, 5), (1, 2)]),
+        (lambda h, w: (h // 10, w // 16), (32, 32), [(32, 80), (10, 80)]),
+        (lambda h, w: ((h + 16) // 16, h * h // 512), (32, 32), [(64, 32)]),
+        (lambda h, w: ((h + 8) // 16, h // 12), (32, 32), [(36, 32)]),
+        (lambda h, w: (max(h, w), min(h, w)), (3, 3), [(3, 5), (2, 6)]),
+        (lambda h, w: (math.ceil(h / 10), math.floor(w / 16)), (32, 32), [(32, 80), (10, 80)]),
+        (lambda h, w: (int(h * 0.1), int(w * 0.1)), (32, 32), [(32, 80), (10, 80)]),
+    ],
+)
+def test_between_computed_bounds_that_hold_nothing_on_the_example(
+    bounds: Any, example: tuple[int, int], others: list[tuple[int, int]]
+) -> None:
+    model = BetweenBounds(bounds).eval()
+    graph = featx.trace(model, torch.rand(1, 3, *example))
+    for size in (example, *others):
+        x = torch.rand(1, 3, *size)
+        try:
+            found = graph(x)
+        except featx.SpecializationError:
+            continue
+        assert torch.equal(found, model(x))

@@ -16,10 +16,11 @@ from featx.features.building.tracing import ModelTracing
 from featx.features.building.unknown_names import explain
 from featx.features.requests.attention import FUSED_FUNCTIONS, Probabilities, with_probabilities
 from featx.features.requests.opening import modules_to_open, names_match_full_trace
-from featx.features.requests.request import PROBABILITIES, Request
+from featx.features.requests.request import OUTPUT, PROBABILITIES, Request
 from featx.features.requests.select import names_of, select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.paths import did_you_mean
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.trace import ExampleTrace
@@ -61,7 +62,8 @@ class RequestedNodes:
         self._left: set[Left] = set()
 
     def _all_names(self) -> list[str]:
-        return names_of(self._tracing.graph())
+        """Return the names of all nodes, up to a place where forward cannot be followed."""
+        return names_of(self._tracing.graph(may_end_early=True))
 
     def find(self, request: Request) -> TracedModel:
         """Return the graph in which each requested name has a node, opened no further than that, and these nodes.
@@ -145,7 +147,11 @@ class RequestedNodes:
             # parts run by themselves; and a list of all names is of help.
             error = caught
         tracer = self._opening_all(asked)
-        trace, free = trace_checked(tracer, self._model, example.args, example.kwargs, self._finder(asked))
+        try:
+            trace, free = trace_checked(tracer, self._model, example.args, example.kwargs, self._finder(asked))
+        except TraceError:
+            self._check_names(asked)
+            raise
         self._note(trace, free)
         try:
             select(trace.graph, asked, self._owner)
@@ -159,6 +165,18 @@ class RequestedNodes:
                 ) from None
             raise
         return trace.graph
+
+    def _check_names(self, request: Request) -> None:
+        """Raise a NodeNameError for a name that is not there as far as forward can be followed, if one is like it."""
+        names = self._all_names()
+        end = self._tracing.ends.get(self._tracing.training)
+        unknown = next((name for name in request if name not in (*names, OUTPUT) and not self._may_exist(name)), None)
+        hint = "" if unknown is None else did_you_mean(unknown, dict.fromkeys([*names, *self._modules]))
+        if end is not None and unknown is not None and hint:
+            raise NodeNameError(
+                f"No node '{unknown}' in {self._owner} as far as its forward can be followed: {end.reason}.{hint}",
+                unknown,
+            )
 
     def _trace_opened(self, example: Example, request: Request) -> ExampleTrace:
         opened = modules_to_open(self._modules, request) | self._tracing.opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -32,6 +32,26 @@ from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 
 TracerName = Literal["auto", "example", "symbolic"]
+
+
+@dataclass(frozen=True)
+class EarlyEnd:
+    """Where forward of a model can be followed no further.
+
+    Attributes:
+        reason: why, and at which line.
+        path: the innermost module in which that is.
+    """
+
+    reason: str
+    path: str
+
+    def describe(self, model: nn.Module) -> str:
+        """Say for the user what is left out."""
+        return (
+            f"forward of {type(model).__name__} cannot be followed to its end, and what it computes from here on has "
+            f"no names: {self.reason}"
+        )
 
 
 class ModelTracing:
@@ -83,6 +103,8 @@ class ModelTracing:
         self._tracer = tracer
         # Whether a trace has ended early, as the model failed after what is requested.
         self.ended_early = False
+        # Where forward could be followed no further, by mode, in graphs that need not reach its end.
+        self.ends: dict[bool | None, EarlyEnd] = {}
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.
         self._context: ModelContext | None = None
         self.known_model = KnownModel(self.model)
@@ -220,12 +242,13 @@ class ModelTracing:
             return dict.fromkeys(self.modules, training)
         return {path: module.training for module, path in replica_of(self.model, training).paths.items()}
 
-    def graph(self, request: Iterable[str] = (), *, keep_source: bool = False) -> Graph:
+    def graph(self, request: Iterable[str] = (), *, keep_source: bool = False, may_end_early: bool = False) -> Graph:
         """Return the graph of everything that the model does in the mode `training`.
 
         Args:
             request: the paths of modules; what they return is marked in the graph.
             keep_source: note the line of the model in `node.meta["source"]`, if an example is followed.
+            may_end_early: return what forward has done up to a place where it cannot be followed; see `ends`.
 
         Raises:
             TraceError: the model cannot be traced; the message says where and what to do.
@@ -233,8 +256,13 @@ class ModelTracing:
 
         def follow(example: Example) -> Graph:
             tracer = self.new_tracer(request)
-            tracer.keep_source = keep_source
-            return self.remember_context(tracer.trace(self.model, *_inputs(example))).graph
+            tracer.keep_source, tracer.may_end_early = keep_source, may_end_early
+            trace = self.remember_context(tracer.trace(self.model, *_inputs(example)))
+            self.ends.pop(self.training, None)
+            if trace.early_stop_reason is not None:
+                self.ended_early = True
+                self.ends[self.training] = EarlyEnd(trace.early_stop_reason, trace.module_calls.failed_module_path)
+            return trace.graph
 
         return self.follow_or_trace_symbolically(follow, request)
 

@@ -68,6 +68,8 @@ def nodes(
     merged, missing, note = _merged(rows), tracing.inputs.missing, None
     if missing is not None and not any(row.shape or row.shapes for row in merged):
         note = f"Shapes are not known, as {missing}; give example_inputs with which it runs."
+    for end in dict.fromkeys(tracing.ends.values()):
+        note = end.describe(model)
     return NodeTable(merged, type(model).__name__, depth, note)
 
 
@@ -98,8 +100,10 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
     paths = [path for path, _ in tracing.model.named_modules() if path]
     refuse_uninitialized(tracing.model)
     tracing.opens_stacks = True
-    graph = tracing.graph([*paths, OUTPUT], keep_source=True)
-    found = _nodes_by_name(graph, paths)
+    graph = tracing.graph([*paths, OUTPUT], keep_source=True, may_end_early=True)
+    end = tracing.ends.get(tracing.training)
+    unfinished = set[str]() if end is None else {end.path, *parents_of(end.path)}
+    found = _nodes_by_name(graph, [path for path in paths if path not in unfinished])
     other_sizes = _other_sizes(graph, found, tracing)
     infos = infos_of(found, {name: name for name in found}, tracing.known_model, tracing.inputs.image, other_sizes)
     modules = dict(tracing.model.named_modules())

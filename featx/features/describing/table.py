@@ -79,7 +79,7 @@ class NodeTable(Sequence[NodeInfo]):
 
     @property
     def note(self) -> str | None:
-        """Why the table has no shapes; None where it has."""
+        """What the table lacks, and why, such as shapes; None where it lacks nothing."""
         return self._note
 
     def __len__(self) -> int:

@@ -249,10 +249,9 @@ class MeasuredCalls:
         )
 
     def _may_write_more(self, called: Any) -> bool:
-        opaque_call = self._recorder.opaque_call
         if isinstance(called, nn.Module):
-            return module_may_write_more(called, opaque_call.ran, opaque_call.written_at)
-        return function_may_write_more(called, opaque_call.written_at)
+            return module_may_write_more(called, self._recorder.opaque_call.ran)
+        return function_may_write_more(called)
 
 
 def _refuse_other_changes(module: nn.Module, path: str, places: list[int | str]) -> None:

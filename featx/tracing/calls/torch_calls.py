@@ -138,7 +138,7 @@ class TorchCalls:
         if name == "element_size" and recorder.is_of_graph(args):
             self.tensor_reads.decide_dtype(args[0])
         if facts_of(name).writes_first or "out" in kwargs:
-            recorder.written_at.add(line_of(user_frame()))
+            recorder.written_at.add((recorder.scope.module_path, line_of(user_frame())))
             self._refuse_foreign(targets_of_write(args, kwargs))
         # As for `x.shape`: see `TensorReads.attribute`.
         is_length_of_earlier = name == "size" and id(first_argument(args, kwargs)) in recorder.earlier.constants
@@ -236,7 +236,7 @@ class TorchCalls:
         draws_inside = False
         if recorder.opaque_call.is_inside:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
-            self._note_inside(name, kwargs, draws=draws_inside)
+            recorder.opaque_call.draws = recorder.opaque_call.draws or draws_inside
         if recorder.stand_ins.writes_model(function, args, kwargs):
             recorder.opaque_call.writes_model = True
         self._save_foreign(name, args, kwargs)
@@ -286,12 +286,6 @@ class TorchCalls:
             any(map(opaque_call.has_made, given)) or self._recorder.is_of_graph(tuple(given))
         ):
             opaque_call.note_made(result)
-
-    def _note_inside(self, name: str, kwargs: dict[str, Any], *, draws: bool) -> None:
-        opaque_call = self._recorder.opaque_call
-        opaque_call.draws = opaque_call.draws or draws
-        if facts_of(name).writes_first or "out" in kwargs or kwargs.get("inplace"):
-            opaque_call.written_at.add(line_of(user_frame()))
 
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The numbers that a graph draws follow from the state of the generator, which it must find as the model does.

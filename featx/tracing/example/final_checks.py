@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
@@ -19,6 +20,7 @@ from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
+from featx.tracing.source.frames import Line
 from featx.tracing.source.reachable import functions_reached
 from featx.tracing.source_uses.code_queries import asks_for_key
 from featx.tracing.source_writes.conditional_writes import conditional_writes
@@ -101,22 +103,34 @@ class FinalChecks:
             for reached, _ in functions_reached(function, kind):
                 yield reached
 
-    def possible_state_writes(self, failed_path: str) -> frozenset[StateWrite]:
+    def possible_state_writes(self, failed_path: str, *, for_other_inputs: bool) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run.
 
         Args:
             failed_path: the path of the innermost module that failed, where forward ended early; else "".
+            for_other_inputs: count what code under conditions has written, too: for other inputs it may not run.
         """
-        return self._possible_writes(possible_state_writes, failed_path)
+        find = functools.partial(possible_state_writes, for_other_inputs=for_other_inputs)
+        return self._possible_writes(find, failed_path, self._written_at)
 
-    def conditional_writes(self, failed_path: str) -> frozenset[StateWrite]:
+    def conditional_writes(self, failed_path: str, *, for_other_inputs: bool) -> frozenset[StateWrite]:
         """Return what their code under conditions may write in ways that are not followed one by one."""
-        return self._possible_writes(conditional_writes, failed_path)
+        return self._possible_writes(conditional_writes, failed_path, {} if for_other_inputs else self._written_at)
 
-    def _possible_writes(self, find: Callable[..., set[StateWrite]], failed_path: str) -> frozenset[StateWrite]:
+    @property
+    def _written_at(self) -> Mapping[str, set[Line | None]]:
+        """The lines that wrote a tensor in place, by the path of the module that ran."""
+        found: dict[str, set[Line | None]] = {}
+        for path, line in self._recorder.written_at:
+            found.setdefault(path, set()).add(line)
+        return found
+
+    def _possible_writes(
+        self, find: Callable[..., set[StateWrite]], failed_path: str, written_at: Mapping[str, set[Line | None]]
+    ) -> frozenset[StateWrite]:
         opened = self._state_checks.opened_modules
         found = (
-            find(module, path, self._recorder.written_at)
+            find(module, path, written_at.get(path, ()))
             for module, path in self._state_checks.paths.items()
             if module in opened or f"{failed_path}.".startswith(f"{path}.")
         )

@@ -281,8 +281,11 @@ class ExampleTrace:
         """Note on each guard what other decisions might have written of the model's state."""
         guards = [node for node in self.graph.nodes if node.meta.get("is_guard")]
         about_values = {node for node in guards if is_about_values(node)}
-        missed = self.possible_state_writes()
-        conditional = self.conditional_writes() if about_values else frozenset[StateWrite]()
+        checks, failed_path = self.final_checks, self.module_calls.failed_module_path
+        missed = checks.possible_state_writes(failed_path, for_other_inputs=True) if guards else frozenset()
+        conditional = (
+            checks.conditional_writes(failed_path, for_other_inputs=True) if about_values else frozenset[StateWrite]()
+        )
         for node in guards:
             found = missed | conditional if node in about_values else missed
             if found:
@@ -290,11 +293,13 @@ class ExampleTrace:
 
     def possible_state_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules may write of the model's state, and has not written in this run."""
-        return self.final_checks.possible_state_writes(self.module_calls.failed_module_path)
+        failed_path = self.module_calls.failed_module_path
+        return self.final_checks.possible_state_writes(failed_path, for_other_inputs=False)
 
     def conditional_writes(self) -> frozenset[StateWrite]:
         """Return what code of opened modules, that did not run, may write by methods and functions of any kind."""
-        return self.final_checks.conditional_writes(self.module_calls.failed_module_path)
+        failed_path = self.module_calls.failed_module_path
+        return self.final_checks.conditional_writes(failed_path, for_other_inputs=False)
 
     def _set_up(self, *, has_values: bool) -> SharedGenerators:
         context = self.model_context
@@ -343,12 +348,12 @@ class ExampleTrace:
             self.recorder.names.assign()
             if isinstance(error, Diverged) and not self.recorder.has_all_needed_nodes:
                 raise
-            is_done = self.recorder.has_all_needed_nodes or self.requested()
+            is_done = self.recorder.has_all_needed_nodes or self.requested() or self._may_end_with(error)
             if not is_done or self._misses_absent(error):
                 self.module_calls.check_missing(error)
                 self._explain(error)
                 raise
-            self.early_stop_reason = str(error)
+            self.early_stop_reason = _reason_of(error)
             self.called_later = self.recorder.later_calls.after_error(error.__traceback__)
             free_frames(error)
             if self.recorder.call_record is not None:
@@ -359,6 +364,11 @@ class ExampleTrace:
         """Return the requested nodes, or none where one is missing or nothing is known of requests."""
         find = self.find_requested
         return () if find is None else find(self.graph, self.module_calls.failed_module_path)
+
+    def _may_end_with(self, error: BaseException) -> bool:
+        """Say whether the graph so far is what is asked for, since forward can be followed no further."""
+        is_end = isinstance(error, Untraceable) or (self.is_real and isinstance(error, NeedsRealValues))
+        return is_end and self._tracer.may_end_early and self.has_calls
 
     def _misses_absent(self, error: BaseException) -> bool:
         """Say whether forward has asked for an attribute that this trace has taken away."""
@@ -493,3 +503,10 @@ class ExampleTrace:
             call.forget_record()
         self._calls.clear()
         drop_tensors([call._kept for call in calls])
+
+
+def _reason_of(error: BaseException) -> str:
+    """Say why forward is followed no further, and where."""
+    if isinstance(error, NeedsRealValues):
+        return "the model reads tensor values, and its weights have none"
+    return f"{error.what.rstrip(' ,')} {error.place}".rstrip(" ,") if isinstance(error, Untraceable) else str(error)

@@ -99,6 +99,8 @@ class ExampleTracer:
         # example does so for other lengths too.
         self.check_sizes: CheckSizes = "full"
         self.runs_sizes_for_real = True
+        # Whether a trace may end where forward can no longer be followed. Its graph returns nothing then.
+        self.may_end_early = False
         # Whether the example was guessed: values that follow from it are arbitrary.
         self.inputs_are_guessed = False
         # Observes whether code of the model asks in which mode a module is.

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from featx.tracing.environment.generators import SharedGenerators
-from featx.tracing.source.frames import Line
 from featx.tree import tensors_in
 
 
@@ -23,7 +22,6 @@ class OpaqueCall:
         writes_model: whether it writes a tensor of the model.
         has_untracked_writes: whether it may write memory without a new version of the tensor.
         ran: the modules whose forward ran.
-        written_at: the lines that wrote something in place.
     """
 
     def __init__(self) -> None:
@@ -38,7 +36,6 @@ class OpaqueCall:
     def _forget(self) -> None:
         self.draws = self.writes_model = self.has_untracked_writes = False
         self.ran: set[nn.Module] = set()
-        self.written_at: set[Line | None] = set()
 
     @property
     def is_inside(self) -> bool:

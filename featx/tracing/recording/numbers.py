@@ -100,16 +100,26 @@ class Numbers:
         position = len(self.values)
         self.values.append(value)
         self.origins.append(origin)
-        if is_disguised or position in self.disguised:
-            return traced_number(value, origin, self, self.disguise(value))
-        # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
-        if self.earlier is None or self._recorder.stand_ins.is_cast:
-            return traced_number(value, origin, self)
-        known = self.earlier.values
+        known = [] if self.earlier is None else self.earlier.values
         was = known[position] if position < len(known) else None
-        if was == value:
+        if is_disguised or position in self.disguised:
+            return traced_number(value, origin, self, self._disguised_as_then(value, was))
+        # In another dtype, what is made of a number is a constant that may differ, and has to be the true one.
+        if self.earlier is None or self._recorder.stand_ins.is_cast or was == value:
             return traced_number(value, origin, self)
         return traced_number(value, origin, self, self._disguised(value, value if was is None else was))
+
+    def _new_computed(self, result: int | float, node: Node, args: tuple[Any, ...]) -> Any:
+        """Return what is computed from traced numbers, disguised where one of them is."""
+        known = [] if self.earlier is None else self.earlier.computed
+        was = known[len(self.computed)][0] if len(self.computed) < len(known) else None
+        self.computed.append((result, node))
+        disguised = self._disguised_as_then(result, was) if _holds_disguised(args) else None
+        return traced_number(result, node, self, disguised)
+
+    def _disguised_as_then(self, value: int | float, was: int | float | None) -> int | float:
+        # A disguise knows the numbers of the earlier trace: some of those it shows as large ones and others as zero.
+        return self.disguise(was if type(was) is type(value) else value)
 
     def _disguised(self, value: int | float, earlier: int | float) -> int | float:
         # Disguising the earlier value makes sure that the remainders differ from the earlier run. Numbers that were
@@ -225,8 +235,7 @@ class Numbers:
         self._guard_divisor(function, args)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
-        self.computed.append((result, node))
-        number = traced_number(result, node, self, self.disguise(result) if _holds_disguised(args) else None)
+        number = self._new_computed(result, node, args)
         number.is_of_numpy = is_of_numpy
         return number
 
@@ -302,8 +311,7 @@ class Numbers:
         # Which of `min(height, width)` it is says nothing where the example is a square.
         arguments = self._recorder.create_args(numbers)
         node = self._recorder.add_unnamed_node("call_function", function, arguments, {})
-        result = function(plain_numbers(numbers))
-        return traced_number(result, node, self, self.disguise(result) if _holds_disguised(numbers) else None)
+        return self._new_computed(function(plain_numbers(numbers)), node, numbers)
 
     def _record_tie(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
         """Note whether several of the numbers are the extreme; return that of the earlier trace where there is one."""

@@ -86,7 +86,7 @@ class Recorder(TracerBase):
         caller: the frame that asked for the trace, while it runs.
         codes: the code that called torch.
         called: the code that ran outside of calls that are one node, with its globals; None where it is not noted.
-        written_at: the lines of opened code that wrote a tensor in place.
+        written_at: the lines of opened code that wrote a tensor in place, each with the path of the module that ran.
         guards: adds checks to the graph.
         hooks: the forward hooks of the model.
         write_log: notes the tensors that the trace has seen, to tell which were written.
@@ -123,7 +123,7 @@ class Recorder(TracerBase):
         self.caller: FrameType | None = None
         self.codes: set[CodeType] = set()
         self.called: dict[CodeType, dict[str, Any]] | None = None
-        self.written_at: set[Line | None] = set()
+        self.written_at: set[tuple[str, Line | None]] = set()
         self.write_log = WriteLog()
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None

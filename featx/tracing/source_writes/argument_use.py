@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any
 
 from featx.tracing.source.aliases import aliased_parts
-from featx.tracing.source.calls import is_own_function, sets_inplace, values_given, written_by_call
+from featx.tracing.source.calls import is_own_function, name_called, sets_inplace, values_given, written_by_call
 from featx.tracing.source.frames import Line
 from featx.tracing.source.location import Function, definition_of
 from featx.tracing.source.parameters import Parameters
@@ -39,8 +39,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 class ArgumentUse:
     """The lines at which a function, and what it calls, may write an argument, and whether it may return one.
 
-    Args:
-        always: those that the function comes to in any case.
+    Attributes:
+        always: those that a call comes to in any case, also in functions that it calls in any case.
         sometimes: the others. Line 0 stands for code without source, which may write anywhere.
         is_returned: whether it, or something that it calls, may return an argument of its own, or a part of one.
     """
@@ -69,21 +69,36 @@ def argument_use(function: Callable[..., Any], kind: type | None = None) -> Argu
 
 @lru_cache(maxsize=4096)
 def _read(function: FunctionType, kind: type | None) -> ArgumentUse:
+    readers: dict[FunctionType, _Reader] = {}
     always: set[Line] = set()
     sometimes: set[Line] = set()
     is_returned = False
-    for callee, is_first in functions_reached(function, kind):
-        name = callee.__code__.co_filename
+    for callee, _ in functions_reached(function, kind):
         definition = definition_of(callee)
         if definition is None:
-            sometimes.add((name, 0))
+            sometimes.add((callee.__code__.co_filename, 0))
             is_returned = True
-            continue
-        reader = _Reader(callee, definition, kind)
+        else:
+            readers[callee] = _Reader(callee, definition, kind)
+    certain = _called_in_any_case(function, readers)
+    for callee, reader in readers.items():
         for line, is_certain in reader.writes:
-            (always if is_certain and is_first else sometimes).add((name, line))
+            (always if is_certain and callee in certain else sometimes).add((callee.__code__.co_filename, line))
         is_returned = is_returned or reader.returns_argument
     return ArgumentUse(frozenset(always), frozenset(sometimes - always), is_returned)
+
+
+def _called_in_any_case(first: FunctionType, readers: Mapping[FunctionType, _Reader]) -> set[FunctionType]:
+    """Return `first` and the functions that each call of it calls, and calls under no condition anywhere."""
+    under_conditions = {name for reader in readers.values() for name, is_certain in reader.calls if not is_certain}
+    found, pending = {first}, [first]
+    while pending:
+        reader = readers.get(pending.pop())
+        names = set[str]() if reader is None else {name for name, _ in reader.calls} - under_conditions
+        new = [each for each in readers if each.__name__ in names and each not in found]
+        found.update(new)
+        pending += new
+    return found
 
 
 def _is_plain(annotation: object) -> bool:
@@ -104,11 +119,13 @@ class _Reader:
 
     Attributes:
         writes: the lines at which an argument is written in place, and whether the code comes to each in any case.
+        calls: the names of the functions and methods that are called, and whether the code comes to that in any case.
         returns_argument: whether the code may return an argument, a part of one, or something that holds one.
     """
 
     def __init__(self, function: FunctionType, definition: Function, kind: type | None) -> None:
         self.writes: set[tuple[int, bool]] = set()
+        self.calls: set[tuple[str, bool]] = set()
         self.returns_argument = False
         self._function = function
         self._kind = kind
@@ -273,6 +290,7 @@ class _Reader:
             self._assign(each.target, self._is_part(each.iter))
 
     def _read_call(self, call: ast.Call) -> None:
+        self.calls.add((name_called(call) or "", self._is_certain))
         is_inplace = any(sets_inplace(each) and not _names_option(each.value) for each in call.keywords)
         written = [*written_by_call(call, self._function), *(call.args if is_inplace else ())]
         if any(map(self._is_part, written)):
@@ -339,7 +357,10 @@ def _makes_container(value: ast.expr) -> bool:
 
 
 def _names_option(node: ast.AST) -> bool:
-    return any("inplace" in (getattr(each, "id", ""), getattr(each, "attr", "")) for each in ast.walk(node))
+    """Say whether an expression is the option `inplace`, or the opposite of it, and nothing else."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        node = node.operand
+    return "inplace" in (getattr(node, "id", ""), getattr(node, "attr", ""))
 
 
 def _has_starred(nodes: Iterable[ast.expr]) -> bool:

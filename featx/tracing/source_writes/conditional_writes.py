@@ -18,6 +18,7 @@ from featx.ir.module_effects import module_writes_state
 from featx.ir.torch_layers import is_of_torch, is_torch_layer
 from featx.tracing.source.assignments import assigned_values
 from featx.tracing.source.calls import name_called
+from featx.tracing.source.conditions import Conditions, names_variable
 from featx.tracing.source.frames import Line
 from featx.tracing.source.location import definition_of
 from featx.tracing.source.parameters import Parameters
@@ -52,15 +53,15 @@ class _Use(NamedTuple):
     is_set: bool = False
 
 
-def conditional_writes(module: nn.Module, path: str, written_at: Collection[Line | None]) -> set[StateWrite]:
-    """Return what code of `module` under conditions may write of the state, and did not write in a run.
+def conditional_writes(module: nn.Module, path: str, done: Collection[Line | None]) -> set[StateWrite]:
+    """Return what code of `module` under conditions may write of the state.
 
     O(submodules), and code of a class that is new.
 
     Args:
         module: one whose code was traced.
         path: where it is in the traced model.
-        written_at: the lines that wrote something in place.
+        done: the lines that do not count, since they have written something in the run.
     """
     kind = type(module)
     if is_of_torch(kind):
@@ -68,7 +69,7 @@ def conditional_writes(module: nn.Module, path: str, written_at: Collection[Line
     owners = {
         owner
         for use in _uses_of(kind, module.__dict__.get("forward", kind.forward))
-        if use.lines.isdisjoint(written_at) and (owner := _owner(module, path, use)) is not None
+        if use.lines.isdisjoint(done) and (owner := _owner(module, path, use)) is not None
     }
     return {StateWrite(frozenset({owner}), frozenset()) for owner in owners}
 
@@ -182,50 +183,6 @@ class _Places:
 
 def _under_conditions(definition: ast.AST, variables: Collection[str]) -> Iterator[ast.AST]:
     """Yield the nodes of which a value of a variable decides whether they run."""
-    for node in ast.walk(definition):
-        if isinstance(node, (ast.If, ast.While)):
-            tests, bodies = [node.test], [*node.body, *node.orelse]
-        elif isinstance(node, ast.IfExp):
-            tests, bodies = [node.test], [node.body, node.orelse]
-        elif isinstance(node, ast.BoolOp):
-            tests, bodies = node.values[:-1], node.values[1:]
-        elif isinstance(node, ast.Match):
-            tests, bodies = [node.subject], [each for case in node.cases for each in case.body]
-        else:
-            continue
-        if any(_names_variable(test, variables) for test in tests):
-            for body in bodies:
-                yield from ast.walk(body)
-    for statements in _blocks(definition):
-        leaving = next((place for place, each in enumerate(statements) if _may_leave(each, variables)), None)
-        for each in statements[leaving + 1 :] if leaving is not None else ():
-            yield from ast.walk(each)
-
-
-def _blocks(definition: ast.AST) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(definition):
-        for field in ("body", "orelse", "finalbody"):
-            statements = getattr(node, field, None)
-            if isinstance(statements, list):
-                yield statements
-
-
-def _may_leave(statement: ast.stmt, variables: Collection[str]) -> bool:
-    """Say whether a value of a variable decides whether what follows a statement runs: `if x.sum() > 0: return x`."""
-    conditions = (each for each in ast.walk(statement) if isinstance(each, (ast.If, ast.While)))
-    return any(
-        _names_variable(each.test, variables)
-        and any(isinstance(inner, (ast.Return, ast.Break, ast.Continue)) for inner in ast.walk(each))
-        for each in conditions
-    )
-
-
-def _names_variable(test: ast.AST, variables: Collection[str]) -> bool:
-    """Say whether a condition asks for the value of a variable, and not whether it is None or of which class."""
-    if isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops):
-        return False
-    if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id in ("isinstance", "hasattr"):
-        return False
-    if isinstance(test, ast.Name):
-        return test.id in variables
-    return any(_names_variable(part, variables) for part in ast.iter_child_nodes(test))
+    for node, tests in Conditions(definition).items():
+        if any(names_variable(test, variables) for test in tests):
+            yield node

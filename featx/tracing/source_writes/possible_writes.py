@@ -14,28 +14,27 @@ from torch import nn
 from featx.ir.modules import modules_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.module_parts import forward_of
-from featx.tracing.source.frames import Line
 from featx.tracing.source_writes.argument_use import argument_use
 
 
-def module_may_write_more(module: nn.Module, ran: Collection[nn.Module], written_at: Collection[Line | None]) -> bool:
+def module_may_write_more(module: nn.Module, ran: Collection[nn.Module]) -> bool:
     """Say whether a module, or one inside it, may write an input that it did not write in the call in which `ran` ran.
 
-    O(modules inside), and code that is new.
+    Code under conditions may, also where it wrote something: in another call it may write another input. O(modules
+    inside), and code that is new.
 
     Args:
         module: what was called.
         ran: the modules whose `forward` ran.
-        written_at: the lines that wrote something in place.
     """
-    return any(_may_write_more(inner, inner in ran, written_at) for inner in modules_of(module))
+    return any(_may_write_more(inner, inner in ran) for inner in modules_of(module))
 
 
-def function_may_write_more(function: Callable[..., Any], written_at: Collection[Line | None]) -> bool:
-    """Say whether a function may write in place at a line that did not do so in its measured call."""
+def function_may_write_more(function: Callable[..., Any]) -> bool:
+    """Say whether a function may write in place what it did not write in its measured call."""
     if isinstance(function, torch.jit.ScriptFunction):
         return _has_conditional_writes(function)
-    return any(line not in written_at for line in argument_use(function).sometimes)
+    return bool(argument_use(function).sometimes)
 
 
 def can_return_input(called: Any) -> bool:
@@ -50,7 +49,7 @@ def can_return_input(called: Any) -> bool:
     return isinstance(called, torch.jit.ScriptFunction) or argument_use(called).is_returned
 
 
-def _may_write_more(module: nn.Module, has_run: bool, written_at: Collection[Line | None]) -> bool:
+def _may_write_more(module: nn.Module, has_run: bool) -> bool:
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     if hooks and any(map(_hook_may_write, hooks)):  # they do not run in such a call
         return True
@@ -59,8 +58,7 @@ def _may_write_more(module: nn.Module, has_run: bool, written_at: Collection[Lin
     if isinstance(module, torch.jit.ScriptModule):
         return _has_conditional_writes(module)
     use = argument_use(forward_of(module), type(module))
-    missed = use.sometimes if has_run else use.lines
-    return any(line not in written_at for line in missed)
+    return bool(use.sometimes if has_run else use.lines)
 
 
 def _hook_may_write(hook: Callable[..., Any]) -> bool:
