@@ -18,6 +18,7 @@ from featx.codegen.bound import InstanceForward, leave_to_callees
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
 from featx.errors import ArgumentTypeError, GraphError, RootError, TargetError
+from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
@@ -422,7 +423,7 @@ def opened(root: nn.Module, training: bool, args: tuple[Any, ...], kwargs: Mappi
     leaves = {path for path, module in root.named_modules(remove_duplicate=False) if constructor_of(module) is not None}
     tracer = ExampleTracer(
         lambda module, path: path in leaves,
-        autowrap_functions=(clone_tensors,),  # of generated code, for values of any structure
+        autowrap_functions=(clone_tensors, later_of, returned_of),  # of generated code
         training=training,
         follows_wrapped=True,
     )

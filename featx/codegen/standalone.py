@@ -37,6 +37,7 @@ _CHECKS = {
         ),
         "tracing.guards.versions": "version_of check_version",
         "tree": "clone_tensors items_at with_defaults",
+        "ir.apart": "later_of returned_of",
         "features.building.raising_graph": "raise_mode_not_traceable",
         "features.requests.processing": "check_layout",
     }.items()
@@ -52,11 +53,13 @@ _CALLED_BY: dict[Any, tuple[Any, ...]] = {
     ),
     standalone_checks.check_same_items: (standalone_checks.aliases_of, standalone_checks.tensors_in),
     standalone_checks.version_of: (standalone_checks.tensors_in,),
+    standalone_checks.later_of: (standalone_checks.tensors_in, standalone_checks.clone_tensors),
+    standalone_checks.returned_of: (standalone_checks.clone_tensors,),
 }
 _ALWAYS_NEEDED = (standalone_checks.safetensors_dtypes, standalone_checks.read_safetensors, standalone_checks.put)
 # Those that return nothing.
 _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {
-    "clone_tensors", "items_at", "version_of", "with_defaults",
+    "clone_tensors", "items_at", "later_of", "returned_of", "version_of", "with_defaults",
 }  # fmt: skip
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")

@@ -176,6 +176,20 @@ def raise_mode_not_traceable(mode: str, reason: str) -> None:
     raise SpecializationError(f"there is no code for {mode} mode, in which the model could not be traced: {reason}")
 
 
+def later_of(value: Any, others: list[Any]) -> Any:
+    """Return what later code gets, which may write it: a clone, or the value itself if it shares memory with others."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return value
+    memories = {tensor.untyped_storage()._cdata for tensor in tensors_in(others)}
+    is_shared = any(tensor.untyped_storage()._cdata in memories for tensor in tensors_in(value))
+    return value if is_shared else clone_tensors(value)
+
+
+def returned_of(value: Any, later: Any) -> Any:
+    """Return a value as it is where later code has got a clone, else a clone of it."""
+    return clone_tensors(value) if later is value else value
+
+
 def clone_tensors(value: Any, clones: Any = None) -> Any:
     """Return a value with each tensor in it cloned once, which the model overwrites later."""
     clones = {} if clones is None else clones

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from featx.ir.apart import later_of, returned_of
 from featx.ir.arguments import nodes_in
 from featx.ir.callables import has_own_name, is_given_code, is_reading_builtin, is_switch
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
@@ -202,6 +203,8 @@ class Effects:
             return CallEffects(is_check=True)
         if function is clone_tensors:
             return _NOTHING
+        if function is later_of or function is returned_of:
+            return CallEffects(shares=_first_node(node))
         if any(function is each for each in _REBUILDING):
             return CallEffects(shares=_nodes(node))
         if name.startswith("torch.ops.profiler.") or (name.startswith("torch.") and is_switch(short)):

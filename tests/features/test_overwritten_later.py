@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import featx
+from featx.ir.apart import later_of, returned_of
 from featx.tracing.guards.versions import check_version, version_of
 
 Write = Callable[[torch.Tensor, bool], torch.Tensor]
@@ -141,3 +143,85 @@ def test_versions_that_were_not_counted_are_not_compared() -> None:
 class Plain(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
+
+
+class MayReturnOrWrite(nn.Module):
+    """Returns its second input for some inputs, and writes the first one for others. On the example it does neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        if x.max() > 10:
+            return other[0]
+        if x.min() < -10:
+            x.mul_(2.0)
+        return self.linear(x)
+
+
+class SharesAnInput(nn.Module):
+    """Gives each of its blocks the same second input, as transformers give theirs masks and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.blocks = nn.Linear(4, 4), nn.ModuleList(MayReturnOrWrite() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other = (self.start(x) * 0.1).unsqueeze(0)
+        for block in self.blocks:
+            x = block(x, other)
+        return x
+
+
+def test_gradients_reach_a_value_beside_an_input_that_several_blocks_share() -> None:
+    model = SharesAnInput().eval()
+    expected: list[torch.Tensor] = []
+    reference = copy.deepcopy(model)
+    reference.blocks[1].register_forward_hook(lambda module, args, output: expected.append(output))
+    extractor = featx.create_feature_extractor(model, ["blocks.1", "blocks.2"], example_inputs=torch.rand(2, 4))
+    x = torch.rand(3, 4)
+    found = extractor(x)
+    (gradient,) = torch.autograd.grad(found["blocks.2"].sin().sum(), found["blocks.1"])
+    (wanted,) = torch.autograd.grad(reference(x).sin().sum(), expected[0])
+    assert torch.equal(gradient, wanted)
+    assert torch.equal(found["blocks.1"], expected[0])
+
+
+@pytest.mark.parametrize("names", [["blocks.0", "blocks.2"], ["blocks.0", "blocks.0.linear", "blocks.2"]])
+def test_a_value_that_shares_memory_with_such_an_input_is_as_it_was(names: list[str]) -> None:
+    model = SharesAnInput().eval()
+    extractor = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.full((2, 4), 20.0), -20 * torch.ones(2, 4)):
+        expected: list[torch.Tensor] = []
+        reference = copy.deepcopy(model)
+        reference.blocks[0].register_forward_hook(lambda _, __, output, seen=expected: seen.append(output.clone()))
+        result = reference(x.clone())
+        try:
+            found = extractor(x.clone())
+        except featx.SpecializationError:  # where the block is looked into
+            assert len(names) == 3
+            continue
+        assert torch.equal(found["blocks.0"], expected[0])
+        assert torch.equal(found["blocks.2"], result)
+
+
+def test_what_later_code_gets_can_be_compiled_and_scripted() -> None:
+    def doubled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        later = later_of(y, [x])
+        returned = returned_of(y, later)
+        return returned, later.mul_(3)
+
+    x = torch.rand(2, 4)
+    for function in (doubled, torch.compile(doubled, backend="eager", fullgraph=True), torch.jit.script(doubled)):
+        returned, later = function(x)
+        assert torch.equal(returned, x * 2)
+        assert torch.equal(later, x * 2 * 3)
+
+
+def test_what_shares_memory_goes_on_as_it_is() -> None:
+    x = torch.rand(2, 4)
+    assert later_of(x, [x[1:]]) is x
+    assert returned_of(x, x) is not x
+    assert later_of(x, [x + 1]) is not x

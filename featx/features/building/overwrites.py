@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
-from math import inf
+from typing import NamedTuple
 
 from featx.features.building.liveness import Liveness
 from featx.ir.memory import MemoryGroups
@@ -14,6 +14,13 @@ from featx.tracing.nodes.module_output import module_output
 
 # Nodes whose memory exists outside of a call.
 _OUTSIDE = ("placeholder", "get_attr")
+
+
+class ClonesAfter(NamedTuple):
+    """The nodes of which later ones may get clones, and the values with which these must not share memory then."""
+
+    nodes: list[Node]
+    others: list[Node]
 
 
 class Overwrites:
@@ -67,22 +74,40 @@ class Overwrites:
     def _written_groups(self) -> set[int]:
         return self._memory.written()
 
-    def nodes_to_clone_after(self, node: Node) -> list[Node]:
-        """Return nodes that stand for all that is read or written after `node` of its memory, or is made of it.
+    def clones_after(self, node: Node) -> ClonesAfter:
+        """Say what may go on with clones, so that `node` can be returned as it is: what is read or written later of it.
 
-        That is `node`, and where it marks what a module has returned, what it takes. There are none where an input or
-        the model's own tensors are that memory, or another value from before `node` that is used later.
+        That is `node`, and where it marks what a module has returned, what it takes. Nothing may where an input or the
+        model's own tensors are that memory, or another value from before `node` that is used later. Where that may be
+        so for other inputs alone, for which a module returns what it is given, it is decided for each call.
         """
-        if node.target is not module_output:
-            return [] if node in self._shared_with_others else [node]
+        nodes = node.all_input_nodes if node.target is module_output else [node]
         memory = self._memory_without_marks
-        sources = node.all_input_nodes
-        groups = {memory.of(source) for source in sources}
-        if len(groups) < len(sources) or any(map(memory.is_external, sources)):
-            return []
-        others = (other for other in self._kept if other < node and other not in sources and memory.of(other) in groups)
-        is_used_later = any(user > node and user in self._kept for other in others for user in other.users)
-        return [] if is_used_later else sources
+        if len({memory.of(each) for each in nodes}) < len(nodes) or self._shared_with_others(node, nodes, memory):
+            return ClonesAfter([], [])
+        others = self._shared_with_others(node, nodes, self._memory_of_other_inputs)
+        return ClonesAfter(nodes, others) if len(nodes) == 1 or not others else ClonesAfter([], [])
+
+    def _shared_with_others(self, node: Node, nodes: Collection[Node], memory: MemoryGroups) -> list[Node]:
+        """Return the values from before `node` that may share the memory of `nodes` and may be used after it. O(nodes).
+
+        An input or a tensor of the model is used after the call.
+        """
+        groups = {memory.of(each) for each in nodes}
+        return [
+            other
+            for other in self._graph.nodes
+            if other in self._kept
+            and memory.of(other) in groups
+            and (self._is_outside(other) if other in nodes else other < node and self._is_used_after(node, other))
+        ]
+
+    def _is_outside(self, node: Node) -> bool:
+        return node.op in _OUTSIDE or self._effects.of(node).returns_state
+
+    def _is_used_after(self, node: Node, other: Node) -> bool:
+        users = (user for user in other.users if user in self._kept)
+        return self._is_outside(other) or any(user > node or user in self._marks for user in users)
 
     @cached_property
     def _marks(self) -> set[Node]:
@@ -91,30 +116,15 @@ class Overwrites:
     @cached_property
     def _memory_without_marks(self) -> MemoryGroups:
         # A mark of what a module has returned joins the memory of all that is in a tuple.
-        if not self._marks:
-            return self._memory
+        return MemoryGroups(self._graph, self._effects, self._marks)
+
+    @cached_property
+    def _memory_of_other_inputs(self) -> MemoryGroups:
+        """The same, if each module that may return one of its inputs for other inputs than the example does."""
         memory = MemoryGroups(self._graph, self._effects, self._marks)
         for call, source in self._possibly_returned:
             memory.join(call, source)
         return memory
-
-    @cached_property
-    def _shared_with_others(self) -> set[Node]:
-        # By group of memory: the place of the last read so far, or infinity where the memory exists outside of a call.
-        marks, memory = self._marks, self._memory_without_marks
-        last_read: dict[int, float] = {}
-        places = {node: place for place, node in enumerate(self._graph.nodes)}
-        found: set[Node] = set()
-        for node in self._graph.nodes:
-            if node not in self._kept:
-                continue
-            group = memory.of(node)
-            is_outside = node.op in _OUTSIDE or self._effects.of(node).returns_state
-            if is_outside or last_read.get(group, -1.0) > places[node]:
-                found.add(node)
-            reads = [inf if user in marks else float(places[user]) for user in node.users if user in self._kept]
-            last_read[group] = max([last_read.get(group, -1.0), *([inf] if is_outside else reads)])
-        return found
 
     def only_read_until(self, node: Node) -> Node | None:
         """Return the first call that writes a value, if until then its memory is read by calls on the value alone.

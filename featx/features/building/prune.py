@@ -10,7 +10,8 @@ from torch import nn
 from featx.errors import ForeignNodeError
 from featx.features.building.case_state import note_state
 from featx.features.building.liveness import Liveness
-from featx.features.building.overwrites import Overwrites
+from featx.features.building.overwrites import ClonesAfter, Overwrites
+from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
 from featx.ir.names import shown_name
 from featx.ir.node import Node
@@ -29,7 +30,8 @@ def prune(
     `graph` is not changed. O(nodes + edges).
 
     Where a kept call overwrites a requested value later, there are two cases. If no other live value shares its memory,
-    the value itself is returned and later nodes use a clone, so that gradients flow through the returned value. Else
+    the value itself is returned and later nodes use a clone, so that gradients flow through the returned value;
+    where another one may share its memory for other inputs alone, that is decided when the graph runs. Else
     the clone is returned; and if only nodes on the value itself read its memory before the overwriting call, these read
     the clone too, and `copy_` writes it back just before that call.
 
@@ -98,13 +100,23 @@ class _Copying:
 
     def _clone(self, node: Node) -> None:
         # Gradients of later values flow through the value itself only if these are computed with the clone.
-        later = self._overwrites.nodes_to_clone_after(node) if self._has_gradients else []
+        later, others = self._overwrites.clones_after(node) if self._has_gradients else ClonesAfter([], [])
+        if others:
+            self._clone_if_apart(node, *later, others)
+            return
         for each in later or [node]:
             copy = self._copies[each]
             clone = self._small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
             (self._copies if later else self._returned)[each] = clone
         if not later and self._has_gradients and (writer := self._overwrites.only_read_until(node)) is not None:
             self._aside[node] = writer
+
+    def _clone_if_apart(self, node: Node, value: Node, others: list[Node]) -> None:
+        """Let later nodes go on with a clone of `value`, which `node` is, where it shares no memory with `others`."""
+        copy, held = self._copies[value], [self._copies[each] for each in others]
+        later = self._small.call_function(later_of, (copy, held), name=f"{copy.name}_clone")
+        self._copies[value] = later
+        self._returned[node] = self._small.call_function(returned_of, (copy, later), name=f"{copy.name}_returned")
 
     def finish(self, requested: Mapping[str, Node]) -> Graph:
         """Return the graph, with an output that returns the requested values by key."""

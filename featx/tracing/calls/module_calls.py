@@ -24,6 +24,7 @@ from featx.tracing.calls.checkpoint import Checkpoint
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.one_node_checks import OneNodeChecks
 from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.guards.forms import attributes_given_to
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.history.lineage import Part
 from featx.tracing.model_state.left_attributes import LeftAttributes
@@ -157,7 +158,7 @@ class ModuleCalls:
         self._caller = outer
         try:
             is_leaf = self._is_leaf(module, path)
-            if self._is_one_node(module, path, is_leaf):
+            if self._is_one_node(module, path, is_leaf) and not _returns_given_object(module, args):
                 try:
                     _, result = self._call_opaque(module, path, args, kwargs, is_leaf=is_leaf)
                     return result
@@ -415,6 +416,16 @@ class ModuleCalls:
 def _assigned_in_forward(module: nn.Module) -> frozenset[str]:
     """Return the attributes that forward of a module may assign or change, as far as its source tells."""
     return assigned_by(forward_of(module), type(module)) or frozenset()
+
+
+def _returns_given_object(module: nn.Module, args: tuple[Any, ...]) -> bool:
+    """Say whether a call of `nn.Identity` returns a list, a dict, or a tensor with attributes: the very same object.
+
+    A graph would go on with another one, in which code does not find what it does to the first one later.
+    """
+    if type(module) is not nn.Identity or not args:
+        return False
+    return not isinstance(args[0], torch.Tensor) or bool(attributes_given_to(args[0]))
 
 
 def _refuses_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
