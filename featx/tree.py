@@ -96,6 +96,19 @@ def _clone_leaf(leaf: Any) -> Any:
     )
 
 
+@torch.jit._overload
+def held(value: list[torch.Tensor]) -> list[torch.Tensor]: ...  # noqa: D103
+
+
+@torch.jit._overload
+def held(value: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...  # noqa: D103, F811
+
+
+def held(value: Any) -> Any:  # noqa: F811
+    """Return a list or dict that generated code has made, so that it has a name."""
+    return value
+
+
 def items_at(value: Any, keys: tuple[str, ...]) -> Any:
     """Return the items of a dict at some keys, in their order, without those that it does not have."""
     return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value

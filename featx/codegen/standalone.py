@@ -35,8 +35,9 @@ _CHECKS = {
             "check_decision check_constant check_not_given check_dtype check_is_tensor check_rank check_size "
             "check_aliases check_same_items check_form"
         ),
+        "tracing.guards.held": "check_held",
         "tracing.guards.versions": "version_of check_version",
-        "tree": "clone_tensors items_at with_defaults",
+        "tree": "clone_tensors held items_at with_defaults",
         "ir.apart": "later_of returned_of",
         "features.building.raising_graph": "raise_mode_not_traceable",
         "features.requests.processing": "check_layout",
@@ -59,7 +60,7 @@ _CALLED_BY: dict[Any, tuple[Any, ...]] = {
 _ALWAYS_NEEDED = (standalone_checks.safetensors_dtypes, standalone_checks.read_safetensors, standalone_checks.put)
 # Those that return nothing.
 _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {
-    "clone_tensors", "items_at", "later_of", "returned_of", "version_of", "with_defaults",
+    "clone_tensors", "held", "items_at", "later_of", "returned_of", "version_of", "with_defaults",
 }  # fmt: skip
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")

@@ -176,6 +176,31 @@ def raise_mode_not_traceable(mode: str, reason: str) -> None:
     raise SpecializationError(f"there is no code for {mode} mode, in which the model could not be traced: {reason}")
 
 
+def held(value: Any) -> Any:
+    """Return a list or dict, so that it has a name."""
+    return value
+
+
+def check_held(value: Any, left: Any, what: str) -> None:
+    """Raise unless a call has left in a list, a dict or an object what it left there on the example."""
+    if left is ...:
+        return
+    if isinstance(left, (list, tuple)):
+        is_same = isinstance(value, (list, tuple)) and len(value) == len(left)
+        pairs = [*zip(value, left, strict=True)] if is_same else []
+    elif isinstance(left, dict):
+        items = value if isinstance(value, dict) else vars(value)
+        is_same = list(items) == list(left)
+        pairs = [(items[key], left[key]) for key in left] if is_same else []
+    else:
+        is_plain = not isinstance(left, torch.Tensor) and type(value) is type(left)
+        is_same, pairs = value is left or (is_plain and bool(value == left)), []
+    if not is_same:
+        raise SpecializationError(f"{what} is something else than on the example")
+    for now, then in pairs:
+        check_held(now, then, what)
+
+
 def later_of(value: Any, others: list[Any]) -> Any:
     """Return what later code gets, which may write it: a clone, or the value itself if it shares memory with others."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]

@@ -101,6 +101,13 @@ _RETURNING_ITS_INPUT = """class Block(nn.Module):
 """
 
 CASES: dict[str, Case] = {
+    "object written in inference mode": Case(
+        _HEAD
+        + "    def forward(self, box):\n        x, y = box.x, box.y\n        x = torch.tanh(x)\n"
+        + "        with torch.inference_mode():\n            y.copy_(x)\n        return x\n",
+        (2, 4, 6, 6),
+        "box",
+    ),
     "call that returns its argument": Case(_forward("y = x.to(torch.float32)", "x.fill_(0)", "return y")),
     "copy of what is contiguous": Case(_forward("y = x.contiguous()", "y *= 2", "return x, y")),
     "loop over a size": Case(_forward("n = 0", "for i in range(x.shape[0]):", "    n += i", "return x + n")),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,21 +14,23 @@ from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
 from featx.ir.memory import memory_of
 from featx.ir.node import Node
-from featx.rebuilding import attributes_of, set_attributes
+from featx.tracing.calls.given import Given
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.file_globals.outer_values import OuterValues
+from featx.tracing.guards.held import check_held
 from featx.tracing.nodes.scope import Scope
-from featx.tracing.objects.containers import copy_of, refill
 from featx.tracing.objects.module_parts import parameters_and_buffers
-from featx.tracing.objects.plain_objects import PLAIN_TYPES
-from featx.tracing.objects.structure import contents_of, is_structure, leaves_of, parts_of
+from featx.tracing.objects.structure import is_structure, leaves_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
-from featx.tracing.signals import ModifiedFromOutside, UnsupportedValue
-from featx.tracing.source_writes.given_containers import may_change_given
+from featx.tracing.signals import ModifiedFromOutside
 from featx.tracing.source_writes.possible_writes import function_may_write_more, module_may_write_more
-from featx.tree import holds_no_tensor, tree_leaves, tree_map
+from featx.tree import held, holds_no_tensor, tree_leaves, tree_map
+
+# Where a call is given something: the position or the name of an argument. With the nodes for what is held there.
+Place = int | str
+Held = dict[Place, Node]
 
 
 class MeasuredCalls:
@@ -101,16 +103,15 @@ class MeasuredCalls:
             before = [value._version for value in watched]
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
         is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
-        given = None if is_plain else _Given(args, kwargs)
-        if given is not None and given.places and module is not None:
-            _refuse_other_changes(module, str(node[1]), given.places)
+        given = None if is_plain else Given(args, kwargs)
         with self._torch_calls.kernels.recorded(), nullcontext() if given is None else given.put_back_on_error():
             result = self._result_of(call, is_measured)
             if given is not None:
                 given.refuse_numbers()
                 given.refuse_same(result)
             with torch._C.DisableTorchFunction():
-                added = recorder.add_node(*node, None, None)
+                held = {} if given is None else self._held(node, given.places)
+                added = recorder.add_node(*_with_held(node, held), None, None)
                 if is_opaque_module:
                     added.meta["is_opaque_module"] = True
                 if is_measured:
@@ -118,6 +119,8 @@ class MeasuredCalls:
                     is_unseen = recorder.opaque_call.has_untracked_writes
                     written = [value for value, seen, version in pairs if seen._version != version or is_unseen]
                     added.meta["effects"] = self._effects(added, module, inputs, written, result)
+                if given is not None:
+                    self._check_held(held, given, str(node[1]))
                 self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
                 recorder.scope = taken_in or recorder.scope
                 result = self._alias_returned_inputs(leaves, result)
@@ -126,6 +129,29 @@ class MeasuredCalls:
                 if is_measured:
                     self._results.follow_attributes(result, added)
                 return added, self._results.follow(result, added, frame)
+
+    def _held(self, node: tuple[str, Any, tuple[Argument, ...], dict[str, Argument]], places: list[Place]) -> Held:
+        """Return nodes for the arguments at some places of a call, which hold what the call may change."""
+        recorder, found = self._recorder, Held()
+        for place in places:
+            argument = node[2][place] if isinstance(place, int) else node[3][place]
+            is_node = isinstance(argument, Node)
+            found[place] = argument if is_node else recorder.add_unnamed_node("call_function", held, (argument,), {})
+        return found
+
+    def _check_held(self, held_at: Held, given: Given, name: str) -> None:
+        """Let the graph check that a call leaves in what it is given what it has left there now."""
+        recorder = self._recorder
+        for place, node in held_at.items():
+            what = f"what the call of '{name}' leaves in a list, a dict or an object that it is given"
+            left = given.left_at(place, self._argument_left)
+            check = recorder.add_unnamed_node("call_function", check_held, (node, left, what), {})
+            check.meta["is_guard"] = True
+
+    def _argument_left(self, value: Any) -> Argument:
+        """Return what stands for a value that a call has left somewhere; `...` for a tensor of the call's own."""
+        is_new = isinstance(value, torch.Tensor) and not self._recorder.is_of_graph((value,))
+        return ... if is_new else self._recorder.create_unnamed_arg(value)
 
     def _result_of(self, call: Callable[[], Any], is_measured: bool) -> Any:
         opaque_call = self._recorder.opaque_call
@@ -210,6 +236,9 @@ class MeasuredCalls:
     ) -> MeasuredEffects:
         opaque_call = self._recorder.opaque_call
         positions = {source: position for position, source in enumerate(node.all_input_nodes)}
+        for source, position in [*positions.items()]:
+            if source.target is held:
+                positions = {**dict.fromkeys(source.all_input_nodes, position), **positions}
         memory = {memory_of(value) for value in _tensors_in(result)}
         leaves = [value for value, _ in leaves_of(result) if not isinstance(value, torch.Tensor)]
         # An object of an unknown class may hold inputs of the call.
@@ -254,15 +283,13 @@ class MeasuredCalls:
         return function_may_write_more(called)
 
 
-def _refuse_other_changes(module: nn.Module, path: str, places: list[int | str]) -> None:
-    """Raise if a module may change lists, dicts or objects that it is given for other inputs than the example.
-
-    A graph makes new ones for the call, and goes on with the values that they held.
-    """
-    if may_change_given(module, places):
-        raise UnsupportedValue(
-            f"'{path}' may change a list, a dict or an object that it is given, for some inputs only,", module
-        )
+def _with_held(
+    node: tuple[str, Any, tuple[Argument, ...], dict[str, Argument]], held_at: Held
+) -> tuple[str, Any, tuple[Argument, ...], dict[str, Argument]]:
+    """Return a call with nodes in the place of some of its arguments."""
+    op, target, args, kwargs = node
+    args = tuple([held_at.get(place, argument) for place, argument in enumerate(args)])
+    return op, target, args, {name: held_at.get(name, argument) for name, argument in kwargs.items()}
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -271,61 +298,3 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _may_have_values(value: Any) -> bool:
     return not value.is_meta if isinstance(value, torch.Tensor) else is_structure(value)
-
-
-def _holds_tensor(items: list[Any] | dict[Any, Any]) -> bool:
-    return any(isinstance(item, torch.Tensor) for item in (items.values() if isinstance(items, dict) else items))
-
-
-class _Given:
-    """The lists, dicts and objects among the arguments of a call, and what they held before it."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        parts = [part for part, _ in parts_of((args, kwargs)) if part is not kwargs]
-        self._containers = [(each, copy_of(each)) for each in parts if isinstance(each, (list, dict))]
-        self._objects = [(each, attributes_of(each)) for each in parts if is_dataclass(each)]
-        held = (*self._containers, *self._objects)
-        self._ids = {id(each) for each, items in held if _holds_tensor(items)}
-        # The positions and names of the arguments that hold them.
-        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()] if self._ids else []
-        self.places = [place for place, value in arguments if any(id(part) in self._ids for part, _ in parts_of(value))]
-
-    @contextmanager
-    def put_back_on_error(self) -> Generator[None]:
-        """Put back what they held if the `with` block raises: the module is then called again, and looked into."""
-        try:
-            yield
-        except BaseException:
-            for container, items in self._containers:
-                refill(container, items)
-            for value, attributes in self._objects:
-                for name in attributes_of(value).keys() - attributes.keys():
-                    object.__delattr__(value, name)
-                set_attributes(value, attributes)
-            raise
-
-    def refuse_same(self, result: Any) -> None:
-        """Raise if the call returns a list, dict or object that it was given: in a graph it would be another one.
-
-        Raises:
-            UnsupportedValue: it does.
-        """
-        if self._ids and any(id(part) in self._ids for part, _ in parts_of(result)):
-            raise UnsupportedValue(
-                "a call that is one node returns a list, a dict or an object that it is given,", result
-            )
-
-    def refuse_numbers(self) -> None:
-        """Raise if the call has put a number or a text there, of which the graph would make a constant.
-
-        Raises:
-            UnsupportedValue: it has.
-        """
-        for container, items in self._containers:
-            before, now = contents_of(items), contents_of(container)
-            added = [item for key, item in now.items() if key not in before or item is not before[key]]
-            if any(type(item) in PLAIN_TYPES for item in added):
-                raise UnsupportedValue(
-                    f"a call that is one node puts a number or text into a {type(container).__name__} it is given,",
-                    container,
-                )

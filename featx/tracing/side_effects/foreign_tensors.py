@@ -52,8 +52,9 @@ class ForeignTensors:
             if isinstance(tensor, torch.Tensor) and self._is_foreign(tensor):
                 memory = memory_of(tensor)
                 if memory not in self._values:
-                    whole = _whole_memory(tensor)
-                    self._values[memory] = whole, whole.clone()
+                    with torch.inference_mode(False):  # what is made in that mode could not be written after it
+                        whole = _whole_memory(tensor)
+                        self._values[memory] = whole, whole.clone()
 
     def save_form(self, tensor: torch.Tensor) -> None:
         """Keep what may be assigned of a tensor, or may be written by other means than a torch call, once."""

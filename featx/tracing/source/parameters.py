@@ -18,17 +18,5 @@ class Parameters:
         arguments = definition.args
         self.positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         self.named = {*self.positional, *(each.arg for each in arguments.kwonlyargs)}
-        self._further = arguments.vararg.arg if arguments.vararg else ""
-        self._further_named = arguments.kwarg.arg if arguments.kwarg else ""
-        self.every = {*self.named, self._further, self._further_named} - {""}
-
-    def name_of(self, place: int | str | None) -> str:
-        """Return the name of the parameter that holds an argument of a call; "" if none does.
-
-        Args:
-            place: the position of the argument, without `self`, or its name.
-        """
-        if isinstance(place, int):
-            place += self.positional[:1] == ["self"]
-            return self.positional[place] if place < len(self.positional) else self._further
-        return place if place in self.named else self._further_named
+        further = (arguments.vararg, arguments.kwarg)
+        self.every = {*self.named, *(each.arg for each in further if each is not None)}
