@@ -102,7 +102,7 @@ class _Copying:
         # Gradients of later values flow through the value itself only if these are computed with the clone.
         later, others = self._overwrites.clones_after(node) if self._has_gradients else ClonesAfter([], [])
         if others:
-            self._clone_if_apart(node, *later, others)
+            self._clone_if_apart(node, later[0], others)
             return
         for each in later or [node]:
             copy = self._copies[each]

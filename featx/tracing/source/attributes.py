@@ -70,7 +70,7 @@ def assigned_by(forward: FunctionType, kind: type) -> frozenset[str] | None:
         if definition is None:
             return None
         for node in ast.walk(definition):
-            found |= {_attribute_in(part) for part in changed_parts(node)} | _changed_by_callee(node, function)
+            found |= {_attribute_in(part) for part in _changed_parts(node)} | _changed_by_callee(node, function)
     return frozenset(found - {""})
 
 
@@ -103,7 +103,7 @@ def _assigned_in(node: ast.AST) -> list[str]:
     return [each.attr for each in targets if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)]
 
 
-def changed_parts(node: ast.AST) -> list[ast.expr]:
+def _changed_parts(node: ast.AST) -> list[ast.expr]:
     """Return the expression whose value a piece of code assigns or changes, if it does."""
     if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
         return [node]
@@ -151,7 +151,7 @@ def names_changed_in(function: FunctionType, kind: type | None) -> frozenset[str
         if definition_of(reached) is None:
             found |= _names_and_texts(reached.__code__)
         for node in _nodes_in(reached):
-            found |= {names_along(part)[-1] for part in (*changed_parts(node), *_set_parts(node))}
+            found |= {names_along(part)[-1] for part in (*_changed_parts(node), *_set_parts(node))}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
                 found |= {
                     each.value for each in node.args if isinstance(each, ast.Constant) and type(each.value) is str
@@ -172,7 +172,7 @@ def names_read_in(forward: FunctionType, kind: type) -> frozenset[str]:
             found |= _names_and_texts(function.__code__)
             continue
         nodes = list(ast.walk(definition))
-        changed = {id(part) for node in nodes if not _takes_out(node) for part in changed_parts(node)}
+        changed = {id(part) for node in nodes if not _takes_out(node) for part in _changed_parts(node)}
         own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         read = [node for node in nodes if id(node) not in changed]
         found |= {node.attr for node in read if isinstance(node, ast.Attribute)}
@@ -202,7 +202,7 @@ def _changed_by_callee(node: ast.AST, caller: FunctionType) -> set[str]:
 def _changed_parameters(function: FunctionType) -> frozenset[int | str | None]:
     """Return the names and places of the parameters that a function changes by subscripts, attributes or methods."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    changed = {names_along(part)[0] for node in _nodes_in(function) for part in changed_parts(node)}
+    changed = {names_along(part)[0] for node in _nodes_in(function) for part in _changed_parts(node)}
     return frozenset(each for place, name in enumerate(names) if name in changed for each in (place, name))
 
 
