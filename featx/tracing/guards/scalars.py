@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.tracing.signals import Diverged
+from featx.tracing.source.frames import is_of_python, user_of_number
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -248,6 +249,8 @@ def _define_comparison(kind: type, name: str) -> None:
             result = getattr(float, f"__{name}__")(float(_plain(self)), plain_number(other))
         if not self.trace.is_recording():
             self.trace.on_later_use(other)
+        elif result is not NotImplemented and is_of_python(user_of_number().f_code):
+            pin_all((self, other))  # `random.sample` draws until it has so many: with a false number for ever
         elif result is not NotImplemented:
             self.trace.decide(function, (self, other), result)
             if self.is_of_numpy or (isinstance(other, TracedNumber) and other.is_of_numpy):

@@ -187,7 +187,8 @@ class Numbers:
             return False
         key = key_looked_up(frame)
         key = key if type(key) is tuple else number
-        for other in itertools.chain.from_iterable(looked_up):
+        # Going through an OrderedDict as such hashes its keys, which asks again.
+        for other in itertools.chain.from_iterable(map(dict.__iter__, looked_up)):
             self._tell_apart(key, other)
         return True
 

@@ -46,7 +46,9 @@ class SizeCaches:
         if not candidate and id(candidate) not in self._known and (has_tuples or self._is_kept(candidate)):
             self._known[id(candidate)] = candidate
         # What a text was made of is not to be seen in it.
-        return id(candidate) in self._known and all(type(key) is str or _is_traced(key) for key in candidate)
+        return id(candidate) in self._known and all(
+            type(key) is str or _is_traced(key) for key in dict.__iter__(candidate)
+        )
 
     def _is_kept(self, candidate: dict[Any, Any]) -> bool:
         """Say whether the model keeps a dict between calls."""
@@ -65,7 +67,7 @@ class SizeCaches:
         return any(
             not any(text in key for text in texts)
             for place, texts in self._texts.items()
-            for key in self._known[place]
+            for key in dict.__iter__(self._known[place])
             if type(key) is str
         )
 

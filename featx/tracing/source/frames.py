@@ -38,7 +38,17 @@ def is_library_code(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(name: str) -> bool:
-    return name.startswith(_OWN_FOLDERS) or (name.startswith(_PYTHON_FOLDER) and "-packages" not in name)
+    return name.startswith(_OWN_FOLDERS) or _is_of_python(name)
+
+
+def is_of_python(code: CodeType) -> bool:
+    """Say whether `code` belongs to Python's own library."""
+    return _is_of_python(code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_python(name: str) -> bool:
+    return name.startswith(_PYTHON_FOLDER) and "-packages" not in name
 
 
 def is_of_featx(code: CodeType) -> bool:
