@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import queue
 from collections import OrderedDict
@@ -368,3 +369,38 @@ def test_calls_that_a_hook_counts_are_a_state() -> None:
 
     with pytest.raises(featx.TraceError, match="changes the attribute 'calls'"):
         featx.create_feature_extractor(Reads().eval(), ["output"], example_inputs=torch.rand(2, 4))
+
+
+def put(store: dict[str, Tensor], name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+    store[name] = output
+
+
+class Taps(nn.Module):
+    """A hook keeps the output of a layer, which forward adds later, as perceptual losses and dense predictors do."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.head, self.features = nn.Linear(4, 4), nn.Linear(4, 2), dict[str, Tensor]()
+        hooks: dict[str, Any] = {
+            "partial": functools.partial(put, self.features, "layer"),
+            "lambda": lambda module, args, output: self.features.update(layer=output),
+            "method": self.keep,
+        }
+        self.layer.register_forward_hook(hooks[way])
+
+    def keep(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.features["layer"] = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(self.layer(x))
+        return y + self.features["layer"][:, :2]
+
+
+@pytest.mark.parametrize("names", [["layer"], ["head"], ["output"], ["layer", "head", "output"]], ids=" ".join)
+@pytest.mark.parametrize("way", ["partial", "lambda", "method"])
+def test_single_values_of_a_model_that_reads_what_its_hooks_keep(way: str, names: list[str]) -> None:
+    model = Taps(way).eval()
+    x = torch.rand(3, 4)
+    found = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))(x)
+    expected = {"layer": model.layer(x), "head": model.head(model.layer(x)), "output": model(x)}
+    assert all(torch.equal(found[name], expected[name]) for name in names)

@@ -353,6 +353,8 @@ class ExampleTrace:
                 self.module_calls.check_missing(error)
                 self._explain(error)
                 raise
+            if not self.recorder.hooks.are_run:
+                self.module_calls.check_missing(error)
             self.early_stop_reason = _reason_of(error)
             self.called_later = self.recorder.later_calls.after_error(error.__traceback__)
             free_frames(error)
