@@ -672,3 +672,35 @@ def test_items_of_a_result_that_are_one_tensor_on_the_example_alone_are_refused(
         x = torch.rand(2, size, 4)
         assert torch.equal(adaptive(x)["last"], model(x))
         assert torch.equal(even(x)["last"], model(x))
+
+
+class AddsInPlace(nn.Module):
+    def __init__(self, way: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.way = nn.Linear(4, 4), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.way(x)
+        x += self.linear(x)
+        return x
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("first", [nn.Identity(), nn.Linear(4, 4)], ids=["input", "value"])
+@pytest.mark.parametrize(
+    "way",
+    [lambda x: x, lambda x: x.contiguous(), lambda x: x.float(), lambda x: x.view(-1, 4)],
+    ids=["itself", "contiguous", "float", "view"],
+)
+def test_modules_that_write_one_after_the_other_into_an_input(way: Any, first: nn.Module, grad: bool) -> None:
+    model = nn.Sequential(first, AddsInPlace(way), AddsInPlace(way), nn.Linear(4, 2)).eval()
+    seen: list[torch.Tensor] = []
+    reference = copy.deepcopy(model)
+    reference[1].register_forward_hook(lambda module, args, output: seen.append(output.clone()))
+    with torch.set_grad_enabled(grad):
+        extractor = featx.create_feature_extractor(model, ["1", "output"], example_inputs=torch.rand(2, 4))
+        x = torch.rand(3, 4)
+        expected = reference(x.clone())
+        found = extractor(x.clone())
+    assert torch.equal(found["1"], seen[0])
+    assert torch.equal(found["output"], expected)

@@ -97,10 +97,7 @@ class MeasuredCalls:
             is_one_tensor = len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor
             leaves = args if is_one_tensor else tuple(tree_leaves((args, kwargs)))
             inputs = [value for value in _tensors_in((args, kwargs)) if not value.is_inference()] if is_measured else []
-            # A tensor of the model is written through its stand-in.
-            of, owned = recorder.stand_ins.of, recorder.owned if not recorder.is_real else {}
-            watched = [of(value) if id(value) in owned else value for value in inputs]
-            before = [value._version for value in watched]
+            before = list(map(recorder.stand_ins.version_of, inputs))
             have_values = is_measured and (recorder.is_real or any(map(_may_have_values, leaves)))
         is_plain = not is_measured or all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
         given = None if is_plain else Given(args, kwargs)
@@ -115,9 +112,9 @@ class MeasuredCalls:
                 if is_opaque_module:
                     added.meta["is_opaque_module"] = True
                 if is_measured:
-                    pairs = zip(inputs, watched, before, strict=True)
-                    is_unseen = recorder.opaque_call.has_untracked_writes
-                    written = [value for value, seen, version in pairs if seen._version != version or is_unseen]
+                    pairs = zip(inputs, before, strict=True)
+                    is_unseen, version_of = recorder.opaque_call.has_untracked_writes, recorder.stand_ins.version_of
+                    written = [value for value, version in pairs if is_unseen or version_of(value) != version]
                     added.meta["effects"] = self._effects(added, module, inputs, written, result)
                 if given is not None:
                     self._check_held(held, given, str(node[1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from featx.ir.memory import memory_of
@@ -11,12 +13,16 @@ from featx.ir.node import Node
 class WriteLog:
     """The versions of the tensors that nodes gave, and the memory of all tensors that are followed.
 
+    Args:
+        version_of: gives a number that changes where a tensor is written.
+
     Attributes:
         memories: the tensors that are followed, with their memory.
         untracked_memory: memory that may be written without a new version.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version_of: Callable[[torch.Tensor], int]) -> None:
+        self._version_of = version_of
         self.memories: list[tuple[torch.Tensor, int]] = []
         self.untracked_memory: set[int] = set()
         # The tensors that nodes gave, with the version that they had then.
@@ -25,7 +31,7 @@ class WriteLog:
     def note_result(self, node: Node, tensor: torch.Tensor) -> None:
         """Note the version of the tensor that a node gave."""
         if not tensor.is_inference():
-            self._versions.append((node, tensor, tensor._version))
+            self._versions.append((node, tensor, self._version_of(tensor)))
 
     def note_memory(self, tensor: torch.Tensor) -> None:
         """Note the memory of a tensor that is followed from now on."""
@@ -56,4 +62,4 @@ class WriteLog:
         self._versions, self.memories = [], []
 
     def _is_written(self, tensor: torch.Tensor, version: int) -> bool:
-        return tensor._version != version or memory_of(tensor) in self.untracked_memory
+        return self._version_of(tensor) != version or memory_of(tensor) in self.untracked_memory

@@ -124,7 +124,7 @@ class Recorder(TracerBase):
         self.codes: set[CodeType] = set()
         self.called: dict[CodeType, dict[str, Any]] | None = None
         self.written_at: set[tuple[str, Line | None]] = set()
-        self.write_log = WriteLog()
+        self.write_log = WriteLog(lambda tensor: self.stand_ins.version_of(tensor))
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
         self.needed: int | None = None

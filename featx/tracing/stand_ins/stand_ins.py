@@ -98,6 +98,11 @@ class StandIns:
         known = self._made.get(id(tensor))
         return None if known is None else known[1]
 
+    def version_of(self, tensor: torch.Tensor) -> int:
+        """Return a number that changes where a tensor is written, itself or through its stand-in."""
+        twin = self.made_for(tensor)
+        return tensor._version + (0 if twin is None or twin is tensor else twin._version)
+
     def new(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return another stand-in for a tensor that has, or may have, one."""
         dtype = self.dtype_of(tensor)
@@ -272,7 +277,8 @@ class StandIns:
 
     def _note_outdated(self, targets: Iterable[Any]) -> None:
         for target in targets:
-            if isinstance(target, torch.Tensor) and self.has_values(target):
+            is_tensor = isinstance(target, torch.Tensor)
+            if is_tensor and not target.is_meta and id(target) not in self._owned:  # again too, under another name
                 self._outdated[memory_of(target)] = target
                 torch.autograd.graph.increment_version(target)
 
