@@ -114,8 +114,9 @@ def extract(
             default what torchrun, Slurm or Kubernetes say, or one process does all.
         world_size: how many processes do the job.
         tolerance: compute faster with features that may have this relative error, see `featx.optimize`. What is done is
-            looked for when the job starts, on the first sample, within two minutes; the job file holds it, with the
-            errors. By default features are exact.
+            looked for when the job starts, on the first sample and eight others, spread over the source, within two
+            minutes; the job file holds it, with the errors. Other samples may have larger ones. By default features
+            are exact.
         retry: compute the samples again that have failed.
         timeout: seconds that reading one sample may take in a process of its own, or in a thread when the job starts
             and looks at some; one that takes longer is a failure.
@@ -156,12 +157,13 @@ def extract(
     with modes_kept(model):
         folder = open_folder(output)
         there = read_job(folder)
-        sample = FirstSample.of(found, reader, there, timeout, processes)
+        searches = tolerance is not None and there is None
+        sample = FirstSample.of(found, reader, there, timeout, processes, keeps_others=searches)
         extractor = make_extractor(model, nodes, reader, sample, one)
         runner = make_runner(extractor, reader, sample, check_rows=check_rows)
         identity = identity_of(model, extractor, runner.columns, found, reader, sample, tolerance)
         if there is None:
-            planned = plan_job(identity, len(found.keys), runner, sample.value, options, is_shown=progress)
+            planned = plan_job(identity, len(found.keys), runner, sample, options, is_shown=progress)
             planned = replace(planned, recorded={**(recorded or {}), **planned.recorded})
             if share.world_size == 1:  # before there is a job that another choice would not fit
                 _check_space(folder, planned.samples, planned.bytes)

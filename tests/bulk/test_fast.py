@@ -93,6 +93,52 @@ def test_another_tolerance_is_another_job(
         extract(model, tmp_path, tolerance=second)
 
 
+class Coordinates(torch.utils.data.Dataset[torch.Tensor]):
+    """Places in a picture: the first one is (0, 0), which any format holds as it is; a later one may be missing."""
+
+    def __init__(self, missing: int | None = None) -> None:
+        self.missing = missing
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.missing:
+            raise OSError("the host is down")
+        return torch.tensor([index, index % 7]) * 50.0
+
+
+class Waves(nn.Module):
+    """Takes sines of places, which are off by much where these are off by little; it refuses one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert((x[:, 0] != 250).all(), "not there")
+        return self.b(torch.sin(self.a(x)))
+
+
+@pytest.mark.parametrize("missing", [None, 20])
+@pytest.mark.parametrize(("batch_size", "workers"), [(2, 0), (16, 1)])
+def test_errors_are_those_of_samples_all_over_the_source(
+    batch_size: int, workers: int, missing: int | None, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    waves, source = Waves().eval(), Coordinates(missing)
+    table = featx.extract(
+        waves, {"b": "wave"}, source, tmp_path, load=lambda x: x, tolerance=1e-2, batch_size=batch_size, workers=workers,
+        progress=False,
+    )  # fmt: skip
+    assert [int(key) for key, _ in table.errors] == sorted({5, missing or 5})
+    values = torch.stack([source[int(key)] for key in table.keys])
+    with torch.no_grad():
+        expected = waves(values)
+    error = ((table.tensor("wave") - expected).norm(dim=1) / expected.norm(dim=1)).max()
+    assert error <= 1e-2
+
+
 def test_smaller_batches_are_filled_up_for_compiled_code() -> None:
     sizes: list[int] = []
 

@@ -48,9 +48,14 @@ class Runner:
         self._filled_to = 0
         self._most_at_once = sys.maxsize
 
-    def optimization(self, batch: Any, tolerance: float, *, is_shown: bool) -> dict[str, Any]:
-        """Look for what makes the extractor faster within a tolerance; return the plan as the job file holds it."""
-        plan = optimize(self._extractor, self.inputs(batch), tolerance=tolerance, progress=is_shown).plan
+    def optimization(self, batches: Sequence[Any], tolerance: float, *, is_shown: bool) -> dict[str, Any]:
+        """Look for what makes the extractor faster within a tolerance; return the plan as the job file holds it.
+
+        The first batch is timed, and errors count on all of them.
+        """
+        first, *others = map(self.inputs, batches)
+        checks = {f"samples of batch {number}": each for number, each in enumerate(others, 2)}
+        plan = optimize(self._extractor, first, tolerance=tolerance, checks=checks, progress=is_shown).plan
         assert plan is not None
         return plan.to_json()
 

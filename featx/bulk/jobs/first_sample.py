@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from featx.bulk.jobs.job import UNKNOWN, Job
-from featx.bulk.samples.loading import ProcessError, Samples, as_input, batches, reason_of
+from featx.bulk.samples.loading import ProcessError, Samples, as_input, batches, reason_of, stacked
 from featx.bulk.samples.reading import Reader
 from featx.bulk.samples.sources import Source
 from featx.errors import ArgumentTypeError, ExtractionError
@@ -38,16 +38,20 @@ class FirstSample:
         value: the input.
         text: the number of the sample, and hashes of the input and of some others, spread over the source; where the
             transform draws, of what it is given.
+        others: the inputs of these others that can be read, each as a batch of one; none where nobody asked for them.
     """
 
     value: Any
     text: str
+    others: Sequence[Any] = ()
 
     @staticmethod
-    def of(source: Source, reader: Reader, job: Job | None, timeout: float, workers: int) -> FirstSample:
+    def of(
+        source: Source, reader: Reader, job: Job | None, timeout: float, workers: int, *, keeps_others: bool = False
+    ) -> FirstSample:
         """Read the first sample that can be read, or the one that the job of the folder has read.
 
-        Others are read in a process of their own, if `workers` are.
+        Others are read in a process of their own, if `workers` are. `keeps_others`: their inputs are returned too.
 
         Raises:
             ExtractionError: none of the first samples can be read, each within `timeout` seconds.
@@ -71,11 +75,18 @@ class FirstSample:
                     break
                 continue
             hashes = {fingerprint(value), fingerprint(again)}
-            if len(hashes) > 1:
-                return FirstSample(value, " ".join([seen or str(number), *_hashes_of_items(source, timeout), DIFFERS]))
-            known = hashes.pop() if seen in (None, "", str(number)) else UNKNOWN
-            others = _hashes_of_others(source, _Hashed(reader), timeout, workers)
-            return FirstSample(value, " ".join([seen or str(number), known, *others]))
+            is_drawn = len(hashes) > 1
+            read = (
+                []
+                if is_drawn and not keeps_others
+                else _others(source, _Hashed(reader, keeps_input=keeps_others), timeout, workers)
+            )
+            others = [made[1] for made in read if made is not None] if keeps_others else []
+            if is_drawn:
+                texts = [*_hashes_of_items(source, timeout), DIFFERS]
+            else:
+                texts = [hashes.pop() if seen in (None, "", str(number)) else UNKNOWN, *map(_text_of, read)]
+            return FirstSample(value, " ".join([seen or str(number), *texts]), others)
         is_array = "ndarray" in source.kind
         hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
         raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
@@ -83,49 +94,55 @@ class FirstSample:
 
 def _hashes_of_items(source: Source, timeout: float) -> list[str]:
     """Return hashes of some samples as they are before the transform, which draws; none of one that draws itself."""
-    pairs = zip(*(_hashes_of_others(source, _hash_of_item, timeout, workers=0) for _ in range(2)), strict=True)
+    pairs = zip(*(map(_text_of, _others(source, _hash_of_item, timeout, workers=0)) for _ in range(2)), strict=True)
     return [one if one == other else UNKNOWN for one, other in pairs]
 
 
-def _hash_of_item(item: Any) -> torch.Tensor:
+def _hash_of_item(item: Any) -> tuple[torch.Tensor]:
     if isinstance(item, (str, os.PathLike)) and os.path.isfile(item):
         item = Path(item).read_bytes()
-    return _digest(item)
+    return (_digest(item),)
 
 
 def _digest(value: Any) -> torch.Tensor:
     return torch.tensor(list(hashlib.sha256(fingerprint(value).encode()).digest()), dtype=torch.uint8)
 
 
-def _hashes_of_others(source: Source, hashed: Callable[[Any], torch.Tensor], timeout: float, workers: int) -> list[str]:
-    """Return hashes of some samples, spread over a source: files may have been changed under the same names."""
+def _others(source: Source, make: Callable[[Any], Any], timeout: float, workers: int) -> list[Any]:
+    """Return what is made of some samples, spread over a source, as batches of one; None where one cannot be read."""
     count = len(source.keys)
     numbers = sorted({count * part // _OTHER_SAMPLES for part in range(1, _OTHER_SAMPLES)} | {count - 1})
     if workers:  # which a sample may end
-        read = batches(Samples(source, hashed), [[number] for number in numbers], workers=1, timeout=timeout)
+        read = batches(Samples(source, make), [[number] for number in numbers], workers=1, timeout=timeout)
         with suppress(ProcessError):
-            return [_text_of(batch.groups[0][1]) if batch.groups else UNKNOWN for batch in read]
-    found: list[str] = []
+            return [batch.groups[0][1] if batch.groups else None for batch in read]
+    found: list[Any] = []
     for number in numbers:
         try:
-            found.append(_text_of(_read(source, hashed, number, timeout)))
+            found.append(stacked([_read(source, make, number, timeout)]))
         except Exception:  # it will be a failure
-            found.append(UNKNOWN)
+            found.append(None)
     return found
 
 
-def _text_of(digest: torch.Tensor) -> str:
-    return bytes(digest.flatten().tolist()).hex()
+def _text_of(made: tuple[torch.Tensor, ...] | None) -> str:
+    """Return the hash with which what is made of a sample begins.
+
+    It tells other samples under the same keys: files may have been changed.
+    """
+    return UNKNOWN if made is None else bytes(made[0].flatten().tolist()).hex()
 
 
 class _Hashed:
-    """Reads the hash of an input, which takes no shared memory to send."""
+    """Reads the hash of an input, which takes no shared memory to send, and the input if that is kept."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, *, keeps_input: bool) -> None:
         self._reader = reader
+        self._keeps_input = keeps_input
 
-    def __call__(self, item: Any) -> torch.Tensor:
-        return _digest(as_input(self._reader(item)))
+    def __call__(self, item: Any) -> tuple[Any, ...]:
+        value = as_input(self._reader(item))
+        return (_digest(value), value) if self._keeps_input else (_digest(value),)
 
 
 def _read(source: Source, reader: Callable[[Any], Any], number: int, timeout: float) -> Any:

@@ -17,7 +17,7 @@ from featx.bulk.jobs.compute import Runner, other_dtype
 from featx.bulk.jobs.first_sample import FirstSample
 from featx.bulk.jobs.independence import refuse_dependent_rows
 from featx.bulk.jobs.job import Job, hash_of_keys, hash_of_weights
-from featx.bulk.samples.loading import stacked
+from featx.bulk.samples.loading import form_of, joined, stacked
 from featx.bulk.samples.reading import Reader
 from featx.bulk.samples.sources import Source
 from featx.bulk.storage.formats import Column, Format, check_columns
@@ -139,7 +139,13 @@ def identity_of(
 
 
 def plan_job(
-    identity: Mapping[str, Any], samples: int, runner: Runner, example: Any, options: JobOptions, *, is_shown: bool
+    identity: Mapping[str, Any],
+    samples: int,
+    runner: Runner,
+    sample: FirstSample,
+    options: JobOptions,
+    *,
+    is_shown: bool,
 ) -> Job:
     """Return a new job: measure what the user has not chosen.
 
@@ -147,7 +153,7 @@ def plan_job(
         identity: what the features depend on.
         samples: how many there are.
         runner: computes their features.
-        example: an input, with which batches are timed.
+        sample: the input with which batches are timed, and others with which an optimization is looked for.
         options: what the user chooses.
         is_shown: whether a search for an optimization shows its progress.
 
@@ -155,20 +161,44 @@ def plan_job(
         ExtractionError: a batch of the size that the user has chosen does not fit into memory.
     """
     if options.batch_size is None:
-        size, seconds = find_batch_size(runner, example)
+        size, seconds = find_batch_size(runner, sample.value)
     else:
-        size, seconds = options.batch_size, _seconds_at(options.batch_size, runner, example)
+        size, seconds = options.batch_size, _seconds_at(options.batch_size, runner, sample.value)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for name in _LIBRARIES:
         if name in sys.modules:
             versions[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
     recorded: dict[str, Any] = {"batch_size": size, "device": str(runner.device), "versions": versions}
     if options.tolerance is not None:
-        batch = stacked([example] * size)
-        recorded[OPTIMIZATION] = runner.optimization(batch, options.tolerance, is_shown=is_shown)
+        batches = _batches_of_several(runner, sample, size)
+        recorded[OPTIMIZATION] = runner.optimization(batches, options.tolerance, is_shown=is_shown)
         seconds *= recorded[OPTIMIZATION]["chosen"]["ratio"]
     rows = options.rows_per_shard or _rows_of_shard(samples, sum(each.bytes for each in runner.columns), seconds)
     return Job(identity, samples, rows, options.format or _format_of(runner.columns), runner.columns, recorded)
+
+
+def _batches_of_several(runner: Runner, sample: FirstSample, size: int) -> list[Any]:
+    """Return batches of `size` samples in which the first one and the others take turns, each of them in one at least.
+
+    Others are left out that make no batch with the first one, or for which the model raises.
+    """
+    first = stacked([sample.value])
+    values = [first]
+    for other in sample.others:
+        if form_of(other) == form_of(first) and _runs(runner, joined([first, other])):
+            values.append(other)
+    count = len(values)
+    return [
+        joined([values[number % count] for number in range(start, start + size)]) for start in range(0, count, size)
+    ]
+
+
+def _runs(runner: Runner, batch: Any) -> bool:
+    try:
+        runner.features(batch)
+    except Exception:  # the model's own
+        return False
+    return True
 
 
 def _seconds_at(size: int, runner: Runner, example: Any) -> float:

@@ -327,7 +327,7 @@ def _collated(samples: list[tuple[int, Any]]) -> Batch:
         if isinstance(value, _Failed):
             batch.failures.append((index, value.reason))
         else:
-            groups.setdefault(_form(value), []).append((index, value))
+            groups.setdefault(form_of(value), []).append((index, value))
     batch.groups = [
         ([index for index, _ in group], stacked([value for _, value in group])) for group in groups.values()
     ]
@@ -336,17 +336,24 @@ def _collated(samples: list[tuple[int, Any]]) -> Batch:
 
 def stacked(values: Sequence[Any]) -> Any:
     """Return inputs of one form as one batch."""
+    return _together(
+        values, lambda parts: torch.stack(parts) if isinstance(parts[0], torch.Tensor) else torch.tensor(parts)
+    )
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Return batches of one form as one batch."""
+    return _together(batches, torch.cat)
+
+
+def _together(values: Sequence[Any], join: Callable[[Any], torch.Tensor]) -> Any:
     columns = [list(tree_leaves(value)) for value in values]
     leaves = iter(zip(*columns, strict=True))
-
-    def together(_: Any) -> Any:
-        parts = next(leaves)
-        return torch.stack(parts) if isinstance(parts[0], torch.Tensor) else torch.tensor(parts)
-
-    return tree_map(together, values[0])
+    return tree_map(lambda _: join(next(leaves)), values[0])
 
 
-def _form(value: Any) -> Any:
+def form_of(value: Any) -> str:
+    """Return a text that is the same for inputs that one batch can be made of."""
     return repr(
         tree_map(lambda leaf: (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf), value)
     )
