@@ -96,8 +96,8 @@ def extract(
             `s3://bucket/features`.
         transform: from an image of Pillow to a tensor; by default what the model declares: timm's data configuration,
             the image processor of transformers. With `load`, from what that returns.
-        load: from an item of the source to an input, in place of decoding an image: a path, an open file or a sample.
-            It may return a tensor, or a dict or tuple of tensors, for one sample.
+        load: from an item of the source to an input, in place of decoding an image: a path, an open file or a sample,
+            with all of its parts. It may return a tensor, or a dict or tuple of tensors, for one sample.
         column: of a table or data set, the column with paths or images.
         format: "parquet" or "arrow", by default what fits: Parquet for vectors, Arrow files for maps.
         batch_size: how many samples run at once; by default it is measured when the job starts, and kept when that

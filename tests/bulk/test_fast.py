@@ -128,8 +128,8 @@ def test_errors_are_those_of_samples_all_over_the_source(
     torch.manual_seed(0)
     waves, source = Waves().eval(), Coordinates(missing)
     table = featx.extract(
-        waves, {"b": "wave"}, source, tmp_path, load=lambda x: x, tolerance=1e-2, batch_size=batch_size, workers=workers,
-        progress=False,
+        waves, {"b": "wave"}, source, tmp_path, load=lambda x: x, tolerance=1e-2, batch_size=batch_size,
+        workers=workers, progress=False,
     )  # fmt: skip
     assert [int(key) for key, _ in table.errors] == sorted({5, missing or 5})
     values = torch.stack([source[int(key)] for key in table.keys])

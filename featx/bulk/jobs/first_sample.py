@@ -83,7 +83,7 @@ class FirstSample:
             )
             others = [made[1] for made in read if made is not None] if keeps_others else []
             if is_drawn:
-                texts = [*_hashes_of_items(source, timeout), DIFFERS]
+                texts = [*_hashes_of_items(source, reader, timeout), DIFFERS]
             else:
                 texts = [hashes.pop() if seen in (None, "", str(number)) else UNKNOWN, *map(_text_of, read)]
             return FirstSample(value, " ".join([seen or str(number), *texts]), others)
@@ -92,9 +92,13 @@ class FirstSample:
         raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
 
 
-def _hashes_of_items(source: Source, timeout: float) -> list[str]:
+def _hashes_of_items(source: Source, reader: Reader, timeout: float) -> list[str]:
     """Return hashes of some samples as they are before the transform, which draws; none of one that draws itself."""
-    pairs = zip(*(map(_text_of, _others(source, _hash_of_item, timeout, workers=0)) for _ in range(2)), strict=True)
+
+    def hashed(item: Any) -> tuple[torch.Tensor]:
+        return _hash_of_item(reader.part(item))
+
+    pairs = zip(*(map(_text_of, _others(source, hashed, timeout, workers=0)) for _ in range(2)), strict=True)
     return [one if one == other else UNKNOWN for one, other in pairs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,9 +26,7 @@ class RowOfTokens:
     @staticmethod
     def of(model: nn.Module) -> RowOfTokens:
         """Return what makes the inputs of a model."""
-        model = model.traced_model if isinstance(model, AdaptiveExtractor) else model
-        parameters = inspect.signature(model.forward).parameters
-        return RowOfTokens(tuple(name for name in parameters if name not in ("labels", "label")))
+        return RowOfTokens(tuple(name for name in _parameters(model) if name not in ("labels", "label")))
 
     def __call__(self, row: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return the inputs.
@@ -50,12 +48,16 @@ class Reader:
     """Makes an input of an item of a source. It is sent to the processes that read.
 
     Attributes:
-        load: the user's function that takes an item; without one, images are decoded.
+        load: makes an input of an item; without one, images are decoded.
         preprocessing: what is done to an image, or to what `load` returns.
+        takes_whole: whether `load` takes an item as it is; otherwise it takes the first part of a tuple or list.
+        takes_several: whether the model may have several inputs by position.
     """
 
     load: Callable[[Any], Any] | None
     preprocessing: Preprocessing
+    takes_whole: bool = False
+    takes_several: bool = False
 
     @staticmethod
     def of(
@@ -66,16 +68,37 @@ class Reader:
 
         `has_tokens`: items are rows of a tokenized data set.
         """
-        if load is None and has_tokens:
-            load = RowOfTokens.of(model)
         if load is not None:
-            return Reader(load, plain(transform))
-        return Reader(None, find_preprocessing(model, transform))
+            return Reader(load, plain(transform), takes_whole=True)
+        takes_several = _takes_several(model)
+        if has_tokens:
+            return Reader(RowOfTokens.of(model), plain(transform), takes_several=takes_several)
+        return Reader(None, find_preprocessing(model, transform), takes_several=takes_several)
 
     def __call__(self, item: Any) -> Any:
         """Return the input."""
+        item = self.part(item)
         value = self._decoded(item) if self.load is None else _with_tensors(self.load(item))
         return self.preprocessing.early(value)
+
+    def part(self, item: Any) -> Any:
+        """Return what an input is made of: the item, or the first part of an image with its label.
+
+        Raises:
+            ArgumentTypeError: another part may be an input of the model too.
+        """
+        if self.takes_whole or not isinstance(item, (tuple, list)):
+            return item
+        parts = cast("Sequence[Any]", item)
+        further = next((number for number, part in enumerate(parts[1:], 2) if getattr(part, "ndim", 0)), None)
+        if further is not None and self.takes_several:
+            raise ArgumentTypeError(
+                f"a sample has {len(parts)} parts, and part {further} of the shape {tuple(parts[further - 1].shape)} "
+                "may be an input of the model, which takes several, or a label; give load=..., a function that makes "
+                "the inputs of a sample, by their names: lambda sample: {'input_ids': sample[0], 'attention_mask': "
+                "sample[1]}"
+            )
+        return parts[0]
 
     def _decoded(self, item: Any) -> Any:
         if isinstance(item, dict) and "bytes" not in item:  # a sample of a torch Dataset
@@ -95,6 +118,18 @@ class Reader:
     def decoder(self) -> str:
         """What decodes, with its version, or what `load` is."""
         return decoder() if self.load is None else text_of(self.load)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the forward of a model, or of the model in an extractor, by name."""
+    model = model.traced_model if isinstance(model, AdaptiveExtractor) else model
+    return inspect.signature(model.forward).parameters
+
+
+def _takes_several(model: nn.Module) -> bool:
+    kinds = [each.kind for each in _parameters(model).values()]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in by_position for kind in kinds) > 1
 
 
 def _with_tensors(loaded: Any) -> Any:

@@ -81,16 +81,17 @@ class Rows:
     has_tokens: bool = False
 
     def item(self, index: int) -> Any:
-        """Return the sample, the first part of one that is a tuple, or a column of one that is a dict."""
+        """Return the sample as the data set gives it, or a column of one that is a dict."""
         sample = self.dataset[index]
         if isinstance(sample, dict) and self.column is not None:
             return cast("dict[str, Any]", sample)[self.column]
-        return cast("Sequence[Any]", sample)[0] if isinstance(sample, (tuple, list)) else sample
+        return sample
 
     def starts_with_tokens(self) -> bool:
         """Say whether the first sample is a dict of a tokenized text, which it reads."""
         try:
             first = self.item(0)
+            first = first[0] if isinstance(first, (tuple, list)) else first
         except Exception:  # it becomes a failure when it is its turn
             return False
         return isinstance(first, dict) and "input_ids" in first
