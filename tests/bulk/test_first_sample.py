@@ -110,3 +110,62 @@ def test_a_table_knows_its_keys(tmp_path: Path) -> None:
     assert 2 in table
     assert "3" not in table
     assert None not in table
+
+
+class Refuses(nn.Module):
+    """Raises for inputs that begin with a negative number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert((x[:, 0] >= 0).all(), "negative")
+        return self.layer(x)
+
+
+def refused(*numbers: int) -> list[torch.Tensor]:
+    """Samples of which the model refuses some."""
+    return [value - 2.0 * (number in numbers) for number, value in enumerate(VALUES)]
+
+
+@pytest.mark.parametrize("is_extractor", [True, False])
+@pytest.mark.parametrize("numbers", [(0,), (0, 1, 2, 17), (5,)])
+def test_a_sample_for_which_the_model_raises_is_a_failure_also_in_the_first_place(
+    numbers: tuple[int, ...], is_extractor: bool, tmp_path: Path
+) -> None:
+    model = Refuses().eval()
+    extractor = featx.create_feature_extractor(model, {"layer": "y"}, example_inputs=VALUES)
+    given, nodes = (extractor, None) if is_extractor else (model, {"layer": "y"})
+    first, table = (  # and when it goes on
+        featx.extract(given, nodes, refused(*numbers), tmp_path, transform=nn.Identity(), workers=0, progress=False)
+        for _ in range(2)
+    )
+    assert first.errors == table.errors
+    assert [int(key) for key, _ in table.errors] == list(numbers)
+    assert all("negative" in reason for _, reason in table.errors)
+    rest = VALUES[[number for number in range(40) if number not in numbers]]
+    with torch.no_grad():
+        torch.testing.assert_close(table.tensor("y"), model(rest))
+
+
+def test_of_another_size_than_the_model_takes_too(tmp_path: Path) -> None:
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
+    images = [torch.rand(3, size, size) for size in (2, 9, 9, 9)]
+    table = featx.extract(
+        convolution, {"0": featx.Feature("y", pool="avg")}, images, tmp_path, transform=nn.Identity(), workers=0,
+        progress=False,
+    )  # fmt: skip
+    assert [key for key, _ in table.errors] == ["0"]
+    with torch.no_grad():
+        torch.testing.assert_close(table.tensor("y"), convolution(torch.stack(images[1:])).mean((2, 3)))
+
+
+def test_a_model_that_raises_for_all_samples_is_told_after_some(tmp_path: Path) -> None:
+    model = Refuses()
+    with pytest.raises(ExtractionError, match=r"fails on the first sample: .*negative.*shape \(2, 4\)"):
+        featx.extract(
+            model, {"layer": "y"}, refused(*range(40)), tmp_path, transform=nn.Identity(), workers=0, progress=False
+        )
+    assert list(tmp_path.iterdir()) == []

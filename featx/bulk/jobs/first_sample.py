@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,59 @@ _OTHER_SAMPLES = 8
 
 
 @dataclass(frozen=True)
+class Readable:
+    """A sample that can be read.
+
+    Attributes:
+        number: which one.
+        value: the input.
+        hash: of the input; None where it is another one each time.
+    """
+
+    number: int
+    value: Any
+    hash: str | None
+
+
+def readable_samples(source: Source, reader: Reader, job: Job | None, timeout: float) -> Iterator[Readable]:
+    """Yield samples that can be read: first the one that the job of the folder began with, if it has one.
+
+    Raises:
+        ExtractionError: none of the first samples, and of some others, can be read, each within `timeout` seconds.
+    """
+    count, seen = len(source.keys), _number_in(job)
+    first = [int(seen)] if seen and int(seen) < count else []
+    spread = range(0, count, -(-count // _TRIED_SPREAD) or 1)
+    reasons: list[str] = []
+    hanging = 0
+    has_found = False
+    for number in dict.fromkeys([*first, *range(min(count, _TRIED_SAMPLES)), *spread]):
+        try:
+            value, again = (_read(source, reader, number, timeout) for _ in range(2))
+        except ArgumentTypeError:
+            raise
+        except Exception as error:  # whatever a file or a function of the user's leads to
+            reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
+            hanging += isinstance(error, TimeoutError)
+            if hanging == _TRIED_SAMPLES_THAT_HANG:
+                break
+            continue
+        has_found = True
+        hashes = {fingerprint(value), fingerprint(again)}
+        yield Readable(number, value, None if len(hashes) > 1 else hashes.pop())
+    if not has_found:
+        is_array = "ndarray" in source.kind
+        hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
+        raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
+
+
+def _number_in(job: Job | None) -> str:
+    return "" if job is None else str(job.identity.get("sample", "")).partition(" ")[0]
+
+
+@dataclass(frozen=True)
 class FirstSample:
-    """The first input of a source that can be read.
+    """The first input of a source that can be read, and for which the model does not raise.
 
     Attributes:
         value: the input.
@@ -47,49 +98,25 @@ class FirstSample:
 
     @staticmethod
     def of(
-        source: Source, reader: Reader, job: Job | None, timeout: float, workers: int, *, keeps_others: bool = False
-    ) -> FirstSample:
-        """Read the first sample that can be read, or the one that the job of the folder has read.
+        first: Readable, source: Source, reader: Reader, job: Job | None, timeout: float, workers: int, *,
+        keeps_others: bool,
+    ) -> FirstSample:  # fmt: skip
+        """Return a sample with the hashes of others, which are read in a process of their own, if `workers` are.
 
-        Others are read in a process of their own, if `workers` are. `keeps_others`: their inputs are returned too.
-
-        Raises:
-            ExtractionError: none of the first samples can be read, each within `timeout` seconds.
+        `keeps_others`: their inputs are returned too.
         """
-        seen = None if job is None else str(job.identity.get("sample", "")).partition(" ")[0]
-        first = [int(seen)] if seen and int(seen) < len(source.keys) else []
-        count = len(source.keys)
-        spread = range(0, count, -(-count // _TRIED_SPREAD) or 1)
-        numbers = dict.fromkeys([*first, *range(min(count, _TRIED_SAMPLES)), *spread])
-        reasons: list[str] = []
-        hanging = 0
-        for number in numbers:
-            try:
-                value, again = (_read(source, reader, number, timeout) for _ in range(2))
-            except ArgumentTypeError:
-                raise
-            except Exception as error:  # whatever a file or a function of the user's leads to
-                reasons.append(f"'{source.keys[number]}': {reason_of(error)}")
-                hanging += isinstance(error, TimeoutError)
-                if hanging == _TRIED_SAMPLES_THAT_HANG:
-                    break
-                continue
-            hashes = {fingerprint(value), fingerprint(again)}
-            is_drawn = len(hashes) > 1
-            read = (
-                []
-                if is_drawn and not keeps_others
-                else _others(source, _Hashed(reader, keeps_input=keeps_others), timeout, workers)
-            )
-            others = [made[1] for made in read if made is not None] if keeps_others else []
-            if is_drawn:
-                texts = [*_hashes_of_items(source, reader, timeout), DIFFERS]
-            else:
-                texts = [hashes.pop() if seen in (None, "", str(number)) else UNKNOWN, *map(_text_of, read)]
-            return FirstSample(value, " ".join([seen or str(number), *texts]), others)
-        is_array = "ndarray" in source.kind
-        hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
-        raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
+        seen = _number_in(job) or str(first.number)
+        read = (
+            []
+            if first.hash is None and not keeps_others
+            else _others(source, _Hashed(reader, keeps_input=keeps_others), timeout, workers)
+        )
+        others = [made[1] for made in read if made is not None] if keeps_others else []
+        if first.hash is None:
+            texts = [*_hashes_of_items(source, reader, timeout), DIFFERS]
+        else:
+            texts = [first.hash if seen == str(first.number) else UNKNOWN, *map(_text_of, read)]
+        return FirstSample(first.value, " ".join([seen, *texts]), others)
 
 
 def _hashes_of_items(source: Source, reader: Reader, timeout: float) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from featx.bulk.jobs.batch_size import find_batch_size, seconds_of_sample
 from featx.bulk.jobs.compute import Runner, other_dtype
-from featx.bulk.jobs.first_sample import FirstSample
+from featx.bulk.jobs.first_sample import FirstSample, Readable
 from featx.bulk.jobs.independence import refuse_dependent_rows
 from featx.bulk.jobs.job import Job, hash_of_keys, hash_of_weights
 from featx.bulk.samples.loading import form_of, joined, stacked
@@ -35,6 +36,8 @@ from featx.tree import tensors_in
 _BYTES_OF_SHARD, _SECONDS_OF_SHARD, _FEWEST_ROWS, _MOST_ROWS, _MOST_SHARDS = 64_000_000, 60.0, 64, 10_000, 100_000
 # More numbers than that in one sample are a map.
 _LARGEST_VECTOR = 16_384
+# For so many samples the model may raise when a job starts; each of them may take as long as a trace.
+_TRIED_BY_MODEL = 10
 # Under this name the job file keeps the plan of `featx.optimize`.
 OPTIMIZATION = "optimization"
 # The names under which the job file keeps what a job has noted itself.
@@ -59,8 +62,31 @@ class JobOptions:
         return {name: value for name, value in kept.items() if value is not None}
 
 
+class ModelFailsError(ExtractionError):
+    """The model raises for a sample."""
+
+
+def first_computed(
+    samples: Iterable[Readable], make: Callable[[Any], tuple[Extractor, Runner]]
+) -> tuple[Readable, Extractor, Runner]:
+    """Return the first sample for which the model does not raise, with what `make` makes with its input.
+
+    Raises:
+        ModelFailsError: the model raises for all of them, or for too many; the error is that of the first one.
+    """
+    failures: list[ModelFailsError] = []
+    for sample in samples:
+        try:
+            return sample, *make(sample.value)
+        except ModelFailsError as error:
+            failures.append(error)
+            if len(failures) == _TRIED_BY_MODEL:
+                break
+    raise failures[0]
+
+
 def make_extractor(
-    model: nn.Module, nodes: Nodes | None, reader: Reader, sample: FirstSample, device: torch.device | None
+    model: nn.Module, nodes: Nodes | None, reader: Reader, value: Any, device: torch.device | None
 ) -> Extractor:
     """Return the extractor, in eval mode.
 
@@ -68,12 +94,12 @@ def make_extractor(
         model: as for `extract`.
         nodes: as for `extract`.
         reader: has the part of the preprocessing that runs where the model is.
-        sample: the example for the trace.
+        value: the input of a sample, the example for the trace.
         device: where to compute; another device than the model's gets a copy of the extractor.
 
     Raises:
         ArgumentTypeError: there are no `nodes`, and `model` is no extractor.
-        ExtractionError: the model fails on the sample.
+        ModelFailsError: the model raises for the sample.
     """
     if nodes is None:
         if not isinstance(model, (DualGraphModule, AdaptiveExtractor)):
@@ -83,24 +109,26 @@ def make_extractor(
             )
         extractor = model.eval()
     else:
-        extractor = _traced(model, nodes, reader.preprocessing.late, stacked([sample.value] * 2))
+        extractor = _traced(model, nodes, reader.preprocessing.late, stacked([value] * 2))
     return extractor if device in (None, device_of(extractor)) else copy.deepcopy(extractor).to(device)
 
 
-def make_runner(extractor: Extractor, reader: Reader, sample: FirstSample, *, check_rows: bool) -> Runner:
-    """Return what runs an extractor where that is, with the columns that it gives.
+def make_runner(extractor: Extractor, reader: Reader, value: Any, *, check_rows: bool) -> Runner:
+    """Return what runs an extractor where that is, with the columns that it gives for the input of a sample.
 
     Raises:
+        ModelFailsError: the model raises for the sample.
         RequestError: a feature is no tensor, or has no row for each sample; with `check_rows`, a row depends on the
             other samples of a batch, or is another one each time.
     """
     runner = Runner(extractor, reader.preprocessing.late, device_of(extractor))
-    one = runner.first_features(stacked([sample.value]))
-    two = runner.features(stacked([sample.value] * 2))
+    with _told_of_model(stacked([value])):
+        one = runner.first_features(stacked([value]))
+        two = runner.features(stacked([value] * 2))
     runner.set_columns(one, two)
     check_columns(runner.columns)
     if check_rows:
-        refuse_dependent_rows(runner, sample.value, two)
+        refuse_dependent_rows(runner, value, two)
     return runner
 
 
@@ -220,24 +248,35 @@ def _traced(
     def extractor_for(given: Any) -> DualGraphModule:
         return create_feature_extractor(model, nodes, example_inputs=given, suppress_diff_warning=True)
 
-    try:
+    with _told_of_model(example):
         try:
             extractor = extractor_for(inputs)
         except Exception:  # images of floats, perhaps, and a model in half precision
             if dtype is None:
                 raise
             extractor = extractor_for(inputs.to(dtype))
+    return extractor.eval()
+
+
+@contextmanager
+def _told_of_model(batch: Any) -> Generator[None]:
+    """Tell what the model raises for a batch of the first sample as an error that has its shape.
+
+    Raises:
+        ModelFailsError: so it is.
+    """
+    try:
+        yield
     except FeatxError:
         raise
     except Exception as error:  # the model's own
-        leaves = tensors_in(example)
+        leaves = tensors_in(batch)
         are_batches = bool(leaves) and all(map(_has_batch_of_one, leaves))
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         hint = f". It got the shape {shapes}; transform=... (--size for pixels) makes another input of a sample"
         if are_batches:
             hint = ". A sample has no dimension for the batch; take the first item, value[0], of each tensor"
-        raise ExtractionError(f"the model fails on the first sample: {type(error).__name__}: {error}{hint}") from error
-    return extractor.eval()
+        raise ModelFailsError(f"the model fails on the first sample: {type(error).__name__}: {error}{hint}") from error
 
 
 def _has_batch_of_one(batch: torch.Tensor) -> bool:
