@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import featx
-from featx.bulk.jobs import job
+from featx.bulk.jobs import job, shards
 from featx.bulk.storage import formats
 
 from .conftest import Net, expected, make_photos, pixels
@@ -54,6 +54,43 @@ def test_shard_with_a_write_that_failed_is_not_published(
     table = run(net, photos, output, format=kind)
     assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
     assert featx.verify(output).is_complete
+
+
+def _full(path: Any, *_: object) -> None:
+    Path(path).touch()
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("place", ["job file", "key list", "first shard", "second shard"])
+def test_a_disk_that_is_full_when_a_file_is_opened_is_told(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, place: str
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "features"
+    keys = make_photos(photos, 20)
+    files = formats.open_writer
+    opened: list[Path] = []
+
+    def open_writer(path: Path, *args: Any) -> Any:
+        opened.append(path)
+        return _full(path) if place in ("first shard", "second shard")[: len(opened)] else files(path, *args)
+
+    def write_table(_: object, path: Path) -> None:
+        _full(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "open_writer", open_writer)
+        if place == "job file":
+            patch.setattr(Path, "write_bytes", _full)
+        if place == "key list":
+            patch.setattr("pyarrow.parquet.write_table", write_table)
+        with pytest.raises(
+            featx.ExtractionError, match=r"features' cannot be written: the disk is full.*start the job"
+        ):
+            run(net, photos, output, format=kind, rows_per_shard=10)
+    assert not [path for path in output.iterdir() if path.name.startswith(".tmp")]
+    table = run(net, photos, output, format=kind, rows_per_shard=10)
+    assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
 
 
 class Numbers(Dataset[torch.Tensor]):

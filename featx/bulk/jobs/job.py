@@ -13,7 +13,7 @@ from torch import nn
 
 from featx.bulk.extras import require
 from featx.bulk.storage.failpoints import reach
-from featx.bulk.storage.folder import Folder
+from featx.bulk.storage.folder import Folder, told_of_writes
 from featx.bulk.storage.formats import KEY, Column, Format, reading
 from featx.checksums import checksum_of, with_checksum, without_checksum
 from featx.errors import ExtractionError
@@ -117,7 +117,8 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
     there = read_job(folder)
     if there is None:
         reach("before the job file")
-        folder.create(JOB_FILE, job.to_json())
+        with told_of_writes(folder):
+            folder.create(JOB_FILE, job.to_json())
         reach("after the job file")
         there = read_job(folder)  # of another process, if that was faster
         assert there is not None
@@ -136,7 +137,8 @@ def start_job(folder: Folder, job: Job, keys: Sequence[str], asked: Mapping[str,
                 "Choose another folder for this one"
             )
     if KEYS_FILE not in folder.names():  # after the job file: only who has the job may write its keys
-        write_keys(folder, keys)
+        with told_of_writes(folder):
+            write_keys(folder, keys)
     return there
 
 
@@ -198,8 +200,12 @@ def write_keys(folder: Folder, keys: Sequence[str]) -> None:
     parquet = require("pyarrow.parquet", "pyarrow writes features")
     reach("before the key list")
     temporary = folder.temporary(KEYS_FILE)
-    parquet.write_table(arrow.table({KEY: arrow.array(keys, arrow.string())}), temporary)
-    folder.publish(temporary, KEYS_FILE)
+    try:
+        parquet.write_table(arrow.table({KEY: arrow.array(keys, arrow.string())}), temporary)
+        folder.publish(temporary, KEYS_FILE)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     reach("after the key list")
 
 

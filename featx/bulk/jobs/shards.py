@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from featx.bulk.jobs.compute import Runner
 from featx.bulk.jobs.job import Job
 from featx.bulk.jobs.progress import Progress
 from featx.bulk.samples.loading import Batch, Samples, batches
-from featx.bulk.storage.folder import Folder
+from featx.bulk.storage.folder import Folder, told_of_writes
 from featx.bulk.storage.formats import (
     KEY,
     Failure,
@@ -179,7 +178,12 @@ class _Writing:
         self.finish()
         job = self._work.job
         path = self._work.folder.temporary(job.name(number))
-        writer = open_writer(path, job.format, job.columns, {"job": job.digest, "shard": number})
+        with told_of_writes(self._work.folder):
+            try:
+                writer = open_writer(path, job.format, job.columns, {"job": job.digest, "shard": number})
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
         self._shard = _Shard(number, path, writer)
         if len(todo[number]) < len(job.numbers(number)):
             self._shard.earlier = self._earlier(number)
@@ -249,16 +253,8 @@ class _Writing:
 
     def _wait(self, most: int) -> None:
         while len(self._waiting) > most:
-            first = self._waiting.pop(0)
-            try:
-                first.result()
-            except OSError as error:
-                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-                what = "the disk is full" if is_full else str(error)
-                raise ExtractionError(
-                    f"'{self._work.folder.path}' cannot be written: {what}. Nothing that was finished is lost: "
-                    f"{'make room' if is_full else 'mend that'}, and start the job again to go on"
-                ) from error
+            with told_of_writes(self._work.folder):
+                self._waiting.pop(0).result()
 
 
 def _close(shard: _Shard) -> None:

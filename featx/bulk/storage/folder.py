@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -67,6 +70,24 @@ class Folder(Protocol):
 def temporary_name(name: str) -> str:
     """Return a name that no other process on any machine writes to."""
     return f"{TEMPORARY}{name}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@contextmanager
+def told_of_writes(folder: Folder) -> Generator[None]:
+    """Tell what goes wrong with the disk as an error that names the folder.
+
+    Raises:
+        ExtractionError: so it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if is_full else str(error)
+        raise ExtractionError(
+            f"'{folder.path}' cannot be written: {what}. Nothing that was finished is lost: "
+            f"{'make room' if is_full else 'mend that'}, and start the job again to go on"
+        ) from error
 
 
 class LocalFolder:
@@ -133,14 +154,14 @@ class LocalFolder:
     def create(self, name: str, data: bytes) -> bool:
         """Write a new file; return False, and change nothing, where there is one of this name."""
         temporary = self.temporary(name)
-        temporary.write_bytes(data)
-        _sync(temporary)
         try:
+            temporary.write_bytes(data)
+            _sync(temporary)
             os.link(temporary, self._path / name)
         except FileExistsError:
             return False
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         _sync(self._path)
         return True
 
