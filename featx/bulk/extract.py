@@ -153,7 +153,8 @@ def extract(
     one = given[0] if given and not is_list else None
     hands_out = _engine(devices, one, engine, actors, actor_options)
     _check_present(given)
-    found = find_source(source, column, has_load=load is not None)
+    folder = open_folder(output)
+    found = find_source(source, column, has_load=load is not None, output=folder.path)
     reader = Reader.of(model, transform, load, has_tokens=isinstance(found, Rows) and _has_tokens(found, model))
     options = JobOptions(format, batch_size, rows_per_shard, tolerance)
     processes = _default_workers() if workers is None else workers
@@ -163,7 +164,6 @@ def extract(
         return extractor, make_runner(extractor, reader, value, check_rows=check_rows)
 
     with modes_kept(model):
-        folder = open_folder(output)
         there = read_job(folder)
         first, extractor, runner = first_computed(readable_samples(found, reader, there, timeout), made)
         searches = tolerance is not None and there is None

@@ -12,7 +12,16 @@ from typing import Any, Protocol, cast
 from featx.bulk.extras import require
 from featx.bulk.samples.lists import IMAGE_COLUMNS, LISTS, PATH_COLUMNS, read_list, refuse_column, values_of
 from featx.bulk.samples.tars import find_members
-from featx.bulk.storage.files import SUFFIXES, is_url, matching, opened, pattern_root, samples_among, told_of_url
+from featx.bulk.storage.files import (
+    SUFFIXES,
+    is_url,
+    matching,
+    opened,
+    pattern_root,
+    samples_among,
+    told_of_url,
+    without_folder,
+)  # fmt: skip
 from featx.errors import ArgumentTypeError, ExtractionError
 
 _FORMS = (
@@ -97,7 +106,7 @@ class Rows:
         return isinstance(first, dict) and "input_ids" in first
 
 
-def find_source(source: Any, column: str | None = None, *, has_load: bool = False) -> Source:
+def find_source(source: Any, column: str | None = None, *, has_load: bool = False, output: str | None = None) -> Source:
     """Return the samples of what a user names.
 
     Args:
@@ -106,6 +115,7 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
         has_load: whether a function of the user's makes an input of an item. It gets the texts of a column as they are,
             and keys are the numbers of the rows, if the column is named, its name is not a usual one for paths, and the
             first texts, eight at most, are neither files nor URLs.
+        output: the folder or URL of the features; where it lies in the source, its files are no samples.
 
     Raises:
         ArgumentTypeError: it is nothing of what is known.
@@ -113,7 +123,7 @@ def find_source(source: Any, column: str | None = None, *, has_load: bool = Fals
     """
     if isinstance(source, (set, frozenset)):
         raise ArgumentTypeError("a set of samples has no order, and a job that goes on needs one; give sorted(samples)")
-    found = _source(source, column, has_load=has_load)
+    found = _source(source, column, has_load=has_load, output=output)
     if not found.keys:
         hint = (
             "; load=..., a function that makes an input of a file, takes those"
@@ -154,10 +164,10 @@ def _are_files(found: Paths) -> bool:
     return all(are_there)
 
 
-def _source(source: Any, column: str | None, *, has_load: bool = False) -> Source:
+def _source(source: Any, column: str | None, *, has_load: bool, output: str | None = None) -> Source:
     if isinstance(source, (str, os.PathLike)):
         path = os.path.expanduser(os.fspath(cast("str | os.PathLike[str]", source)))
-        return _of_path(path, column, has_load=has_load)
+        return _of_path(path, column, has_load=has_load, output=output)
     values = values_of(source, column)
     if values is not None:
         return _source(values, None, has_load=has_load)
@@ -197,7 +207,7 @@ def _of_list(source: Iterable[Any], column: str | None, *, has_load: bool) -> So
     return Paths(keys, f"a list of {len(keys)} paths")
 
 
-def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
+def _of_path(path: str, column: str | None, *, has_load: bool, output: str | None) -> Source:
     if not path:
         raise ArgumentTypeError("the source is an empty text; give '.' for the current folder")
     if path.lower().endswith(".tar") and not os.path.isdir(path):
@@ -206,9 +216,9 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
         return find_members([root + each for each in found], has_load=has_load)
     if pattern_root(path) is not None:
         refuse_column(column, f"the pattern '{path}'")
-        return _of_pattern(path, has_load=has_load)
+        return _of_pattern(path, has_load=has_load, output=output)
     if is_url(path):
-        return _of_url(path.rstrip("/"), column, has_load=has_load)
+        return _of_url(path.rstrip("/"), column, has_load=has_load, output=output)
     place = Path(path)
     if not place.exists():
         raise ExtractionError(f"there is no '{path}'; samples come from {_FORMS}")
@@ -217,7 +227,7 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
             dataset = require("datasets", "datasets reads its own folders").load_from_disk(path)
             return _of_dataset(dataset, column, has_load=has_load)
         refuse_column(column, f"the folder '{path}'")
-        return _of_folder(place, has_load=has_load)
+        return _of_folder(place, has_load=has_load, output=output)
     suffix = place.suffix.lower()
     if suffix in LISTS:
         return Paths(read_list(path, place.read_bytes(), column), f"the list '{path}'", str(place.parent))
@@ -226,20 +236,20 @@ def _of_path(path: str, column: str | None, *, has_load: bool) -> Source:
     raise ExtractionError(f"'{path}' is no list of samples; they come from {_FORMS}")
 
 
-def _of_pattern(pattern: str, *, has_load: bool) -> Source:
+def _of_pattern(pattern: str, *, has_load: bool, output: str | None) -> Source:
     """Return the files that fit a pattern; keys are the paths below the folder in which it begins."""
     root, found = matching(pattern)
-    samples, what = samples_among(found, has_load=has_load)
+    samples, what = samples_among(without_folder(found, root, output), has_load=has_load)
     return Paths(sorted(samples), f"the pattern '{pattern}' ({what})", root)
 
 
-def _of_folder(folder: Path, *, has_load: bool) -> Source:
+def _of_folder(folder: Path, *, has_load: bool, output: str | None) -> Source:
     found: list[str] = []
     for root, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [each for each in sorted(folders) if not _leads_back(Path(root, each)) and each[0] != "."]
         inside = Path(root).relative_to(folder)
         found += [(inside / file).as_posix() for file in files]
-    samples, what = samples_among(found, has_load=has_load)
+    samples, what = samples_among(without_folder(found, str(folder), output), has_load=has_load)
     return Paths(sorted(samples), f"the folder '{folder}' ({what})", str(folder))
 
 
@@ -251,7 +261,7 @@ def _leads_back(folder: Path) -> bool:
     return any(around.resolve().is_relative_to(target) for around in folder.parents)
 
 
-def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
+def _of_url(url: str, column: str | None, *, has_load: bool, output: str | None) -> Source:
     """Return the samples below a URL, the image there, or those of a list or table, with paths below its folder."""
     fsspec = require("fsspec", "fsspec reads URLs")
     folder, suffix = url.rpartition("/")[0], Path(url.partition("?")[0]).suffix.lower()
@@ -264,7 +274,7 @@ def _of_url(url: str, column: str | None, *, has_load: bool) -> Source:
                 keys = read_list(url, file.read(), column)
             return Paths(keys, f"the list '{url}'", folder)
         found = [each[len(root) :].lstrip("/") for each in files.find(root)]
-    samples, what = samples_among(found, has_load=has_load)
+    samples, what = samples_among(without_folder(found, url, output), has_load=has_load)
     return Paths(sorted(samples), f"the folder '{url}' ({what})", url)
 
 

@@ -125,6 +125,19 @@ def _fitting(pattern: str, root: str, inside: str) -> list[str]:
     return sorted(path.relative_to(root or ".").as_posix() for path in paths)
 
 
+def without_folder(paths: Sequence[str], root: str, folder: str | None) -> Sequence[str]:
+    """Return paths below `root` without those below a folder that lies in it; both are on disk, or URLs."""
+    if folder is None or is_url(root) != is_url(folder):
+        return paths
+    if not is_url(root):
+        root, folder = (os.path.realpath(each).replace(os.sep, "/") for each in (root, folder))
+    start = f"{root.rstrip('/')}/"
+    if not folder.startswith(start):
+        return paths
+    inside = f"{folder[len(start) :].rstrip('/')}/"
+    return [path for path in paths if not path.startswith(inside)]
+
+
 def samples_among(paths: Sequence[str], *, has_load: bool) -> tuple[list[str], str]:
     """Return the paths of images, and how many they are, in words.
 
