@@ -108,3 +108,19 @@ def test_a_relative_folder_with_a_colon_is_no_url(
     samples = [torch.rand(4) for _ in range(3)]
     table = extracted(OfLayer(), samples, Path("run:1"), transform=nn.Identity(), format=file_format)
     assert len(table) == len(featx.open_features("run:1/features")) == 3
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_paths_that_are_below_the_working_directory_are_told(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "photos").mkdir()
+    if is_there:
+        Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "1.png")
+    (tmp_path / "lists" / "all.txt").write_text("photos/0.png\nphotos/1.png\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(featx.ExtractionError, match="can be read") as caught:
+        extracted(OfLayer(), "lists/all.txt", tmp_path, transform=nn.Identity())
+    hint = f"read from the folder 'lists', and 'photos/1.png' is below the working directory, '{tmp_path}'"
+    assert (hint in str(caught.value)) == is_there

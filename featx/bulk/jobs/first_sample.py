@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from featx.bulk.jobs.job import UNKNOWN, Job
 from featx.bulk.samples.loading import ProcessError, Samples, as_input, batches, reason_of, stacked
 from featx.bulk.samples.reading import Reader
-from featx.bulk.samples.sources import Source
+from featx.bulk.samples.sources import Paths, Source
 from featx.errors import ArgumentTypeError, ExtractionError
 from featx.fingerprint import fingerprint
 
@@ -57,7 +57,8 @@ def readable_samples(source: Source, reader: Reader, job: Job | None, timeout: f
     reasons: list[str] = []
     hanging = 0
     has_found = False
-    for number in dict.fromkeys([*first, *range(min(count, _TRIED_SAMPLES)), *spread]):
+    numbers = dict.fromkeys([*first, *range(min(count, _TRIED_SAMPLES)), *spread])
+    for number in numbers:
         try:
             value, again = (_read(source, reader, number, timeout) for _ in range(2))
         except ArgumentTypeError:
@@ -72,9 +73,22 @@ def readable_samples(source: Source, reader: Reader, job: Job | None, timeout: f
         hashes = {fingerprint(value), fingerprint(again)}
         yield Readable(number, value, None if len(hashes) > 1 else hashes.pop())
     if not has_found:
-        is_array = "ndarray" in source.kind
-        hint = ". The transform is given arrays; if it is for PIL images, give a list of these" if is_array else ""
+        hint = _hint(source, numbers)
         raise ExtractionError(f"none of {len(reasons)} samples of {source.kind} can be read: {reasons[0]}{hint}")
+
+
+def _hint(source: Source, numbers: Iterable[int]) -> str:
+    """Return what may be wrong where none of some samples can be read."""
+    if "ndarray" in source.kind:
+        return ". The transform is given arrays; if it is for PIL images, give a list of these"
+    if isinstance(source, Paths):
+        there = next((source.keys[number] for number in numbers if source.is_misplaced(number)), None)
+        if there is not None:
+            return (
+                f". Paths are read from the folder '{source.root}', and '{there}' is below the working directory, "
+                f"'{os.getcwd()}': put the list there, or write absolute paths"
+            )
+    return ""
 
 
 def _number_in(job: Job | None) -> str:

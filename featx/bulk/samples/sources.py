@@ -66,6 +66,10 @@ class Paths:
         path = self._path(index)
         return (is_url(path) and " " not in path) or os.path.isfile(path)  # a text may begin with a URL
 
+    def is_misplaced(self, index: int) -> bool:
+        """Say whether a path is not there below the root, and is below the working directory."""
+        return not os.path.exists(self._path(index)) and os.path.exists(self.keys[index])
+
     def _path(self, index: int) -> str:
         key = self.keys[index]
         return key if is_url(key) else os.path.join(self.root, key)
