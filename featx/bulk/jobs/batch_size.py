@@ -21,10 +21,10 @@ def find_batch_size(runner: Runner, example: Any) -> tuple[int, float]:
     """Return how many samples should run at once, and how many seconds one of them takes then.
 
     It is that of 1, 4, 16, 64 and 256 of which one sample takes the least time, as far as the memory of the machine and
-    of its GPU goes.
+    of its GPU goes. Where single samples are not run, it is none of 1.
     """
     times: dict[int, float] = {}
-    size = 1
+    size = 1 if runner.fewest == 1 else 4
     while size <= _LARGEST_BATCH:
         before = most_memory()
         try:
@@ -36,7 +36,7 @@ def find_batch_size(runner: Runner, example: Any) -> tuple[int, float]:
         if is_slow or 4 * (most_memory() - before) > free_memory() / 2:
             break
         size *= 4
-    best = min(times, key=times.__getitem__, default=1)
+    best = min(times, key=times.__getitem__, default=runner.fewest)
     return best, times.get(best, 1.0)
 
 

@@ -33,6 +33,7 @@ class Runner:
     Attributes:
         device: as given.
         columns: what each sample gives; `set_columns` finds them.
+        fewest: how many samples a batch should have at least: 2 where nobody knows whether the model takes one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Runner:
         # To which floats are cast; None where the model takes them as they are. An optimized extractor casts its own.
         self._dtype: torch.dtype | None = None
         self.columns: tuple[Column, ...] = ()
+        self.fewest = 1
         # Smaller batches are filled up to so many samples, for which code was compiled.
         self._filled_to = 0
         self._most_at_once = sys.maxsize
@@ -73,7 +75,8 @@ class Runner:
     def _like(self, extractor: nn.Module, device: torch.device) -> Runner:
         """Return a runner of an extractor that is made of this one's; it takes the same inputs."""
         runner = Runner(extractor, self._late, device)
-        runner.columns, runner._dtype, runner._filled_to = self.columns, self._dtype, self._filled_to
+        runner.columns, runner.fewest = self.columns, self.fewest
+        runner._dtype, runner._filled_to = self._dtype, self._filled_to
         return runner
 
     def inputs(self, batch: Any) -> Any:
@@ -147,26 +150,26 @@ class Runner:
         second = self.compute(numbers[half:], _part(batch, slice(half, None)))
         return first[0] + second[0], first[1] + second[1]
 
-    def set_columns(self, one: Rows, two: Rows) -> None:
-        """Note the form of the features, from those of one sample and of two.
+    def set_columns(self, few: Rows, more: Rows, sizes: tuple[int, int] = (1, 2)) -> None:
+        """Note the form of the features, from those of two numbers of samples.
 
         Raises:
             RequestError: a value is no tensor, or has no row for each sample.
         """
-        for key, value in two.items():
+        for key, value in more.items():
             if not isinstance(value, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise RequestError(f"'{key}' is a {type(value).__name__} and no tensor; name a value inside it")
-            if value.dim() == 0 or (len(value), len(one[key])) != (2, 1):
+            if value.dim() == 0 or (len(few[key]), len(value)) != sizes:
                 raise RequestError(
-                    f"'{key}' has the shape {tuple(value.shape)} for two samples, so it has no row for each; ask for "
-                    "another value, or bring the samples to the front by Feature(apply=...)"
+                    f"'{key}' has the shape {tuple(value.shape)} for {sizes[1]} samples, so it has no row for each; "
+                    "ask for another value, or bring the samples to the front by Feature(apply=...)"
                 )
-            if value.shape[1:] != one[key].shape[1:]:
+            if value.shape[1:] != few[key].shape[1:]:
                 raise RequestError(
-                    f"'{key}' is {tuple(value.shape)} for two samples and {tuple(one[key].shape)} for one: what one "
-                    "sample gives depends on the others"
+                    f"'{key}' is {tuple(value.shape)} for {sizes[1]} samples and {tuple(few[key].shape)} for "
+                    f"{sizes[0]}: what one sample gives depends on the others"
                 )
-        self.columns = tuple(Column(key, tuple(value.shape[1:]), value.dtype) for key, value in two.items())
+        self.columns = tuple(Column(key, tuple(value.shape[1:]), value.dtype) for key, value in more.items())
 
     def _difference(self, found: Rows, count: int) -> str:
         for column in self.columns:

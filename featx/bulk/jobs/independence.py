@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from featx.bulk.jobs.compute import Runner
-from featx.bulk.samples.loading import stacked
+from featx.bulk.samples.loading import reason_of, stacked
 from featx.bulk.storage.formats import Rows
 from featx.errors import RequestError
 from featx.tree import tensors_in, tree_map
@@ -17,6 +17,21 @@ from featx.tree import tensors_in, tree_map
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
 _TOLERANCE_OF_SHORT = 2e-2
 _WAY_OUT = "extract(..., check_rows=False), on the command line --any-rows, writes them as they come"
+
+
+def features_of_one(runner: Runner, sample: Any) -> Rows:
+    """Return the features of a batch of one, of a model that takes batches of two.
+
+    Raises:
+        RequestError: it raises for one sample.
+    """
+    try:
+        return runner.features(stacked([sample]))
+    except Exception as error:  # the model's own
+        raise RequestError(
+            f"the model takes two samples and not one ({reason_of(error)}), so that features depend on the other "
+            f"samples of a batch, as after a batch norm without running statistics. {_WAY_OUT}"
+        ) from error
 
 
 def refuse_dependent_rows(runner: Runner, sample: Any, first: Rows) -> None:

@@ -16,9 +16,9 @@ from torch import nn
 from featx.bulk.jobs.batch_size import find_batch_size, seconds_of_sample
 from featx.bulk.jobs.compute import Runner, other_dtype
 from featx.bulk.jobs.first_sample import FirstSample, Readable
-from featx.bulk.jobs.independence import refuse_dependent_rows
+from featx.bulk.jobs.independence import features_of_one, refuse_dependent_rows
 from featx.bulk.jobs.job import Job, hash_of_keys, hash_of_weights
-from featx.bulk.samples.loading import form_of, joined, stacked
+from featx.bulk.samples.loading import form_of, joined, reason_of, stacked
 from featx.bulk.samples.reading import Reader
 from featx.bulk.samples.sources import Source
 from featx.bulk.storage.formats import Column, Format, check_columns
@@ -119,13 +119,17 @@ def make_runner(extractor: Extractor, reader: Reader, value: Any, *, check_rows:
     Raises:
         ModelFailsError: the model raises for the sample.
         RequestError: a feature is no tensor, or has no row for each sample; with `check_rows`, a row depends on the
-            other samples of a batch, or is another one each time.
+            other samples of a batch, or is another one each time. Without it no sample is run alone, which a batch
+            norm without running statistics does not take.
     """
     runner = Runner(extractor, reader.preprocessing.late, device_of(extractor))
-    with _told_of_model(stacked([value])):
-        one = runner.first_features(stacked([value]))
-        two = runner.features(stacked([value] * 2))
-    runner.set_columns(one, two)
+    with _told_of_model(stacked([value] * 2)):
+        two = runner.first_features(stacked([value] * 2))
+    if check_rows:
+        runner.set_columns(features_of_one(runner, value), two)
+    else:
+        runner.fewest = 2
+        runner.set_columns(two, runner.features(stacked([value] * 3)), (2, 3))
     check_columns(runner.columns)
     if check_rows:
         refuse_dependent_rows(runner, value, two)
@@ -236,6 +240,13 @@ def _seconds_at(size: int, runner: Runner, example: Any) -> float:
         raise ExtractionError(
             f"{size} samples at once do not fit into the memory of {runner.device}: {error}. Give a smaller "
             "batch_size, or none, and one that fits is found"
+        ) from error
+    except FeatxError:
+        raise
+    except Exception as error:  # the model's own
+        raise ExtractionError(
+            f"the model fails on a batch of {size}: {reason_of(error)}. Give another batch_size, or "
+            "none, and one is found"
         ) from error
 
 

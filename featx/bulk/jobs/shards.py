@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None
     Raises:
         ExtractionError: the folder cannot be written, or a process that reads is lost. Finished shards stay.
     """
-    plan = [(shard, numbers) for shard, several in todo.items() for numbers in _chunks(several, work.batch_size)]
+    fewest = work.runner.fewest
+    plan = [(shard, numbers) for shard, each in todo.items() for numbers in _chunks(each, work.batch_size, fewest)]
     found = batches(work.samples, [list(numbers) for _, numbers in plan], workers=work.workers, timeout=work.timeout)
     with ThreadPoolExecutor(1) as pool:
         writing = _Writing(work, pool, progress)
@@ -120,9 +122,13 @@ def _not_finite(rows: Rows) -> int:
     return int((~are_finite).sum())
 
 
-def _chunks(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(numbers), size):
-        yield numbers[start : start + size]
+def _chunks(numbers: Sequence[int], size: int, fewest: int) -> Iterator[Sequence[int]]:
+    """Yield `size` numbers each time; where fewer than `fewest` would be left, the last but one time yields fewer."""
+    starts = list(range(0, len(numbers), size))
+    if len(starts) > 1 and size > 2 * (fewest - 1):
+        starts[-1] = min(starts[-1], len(numbers) - fewest)
+    for start, end in pairwise([*starts, len(numbers)]):
+        yield numbers[start:end]
 
 
 def _computed(runner: Runner, batch: Batch) -> tuple[list[int], Rows, list[tuple[int, str]]]:
