@@ -33,8 +33,9 @@ _READ_AHEAD = 2
 _MOST_LOST_IN_A_ROW = 3
 # Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
 _MOST_TENSORS = 16
-# Where an object lies in memory, as in `<_io.BytesIO object at 0x7f26b4652340>`: elsewhere in another run.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# What is another one in each run: where an object lies in memory, as in `<_io.BytesIO object at 0x7f26b4652340>`, and
+# the number of a process, as in `DataLoader worker (pid(s) 31683) exited unexpectedly`.
+_OF_THE_RUN = re.compile(r" at 0x[0-9a-f]+| \(pid(?:\(s\))? [0-9, ]+\)")
 
 
 @dataclass
@@ -111,8 +112,11 @@ def _as_leaf(leaf: Any) -> Any:
 
 def reason_of(error: BaseException) -> str:
     """Return an error as one line, which is the same in each run."""
-    text = _ADDRESS.sub("", " ".join(str(error).split()))
-    return f"{type(error).__name__}: {text}"[:500]
+    return f"{type(error).__name__}: {_text_of(error)}"[:500]
+
+
+def _text_of(error: BaseException) -> str:
+    return _OF_THE_RUN.sub("", " ".join(str(error).split()))
 
 
 class _Watched(Dataset[Any]):
@@ -275,7 +279,7 @@ def _one_by_one(
                 batch.failures += read.failures
                 place += 1
         except _LostError as error:
-            batch.failures.append((numbers[place], f"the process that read it was lost: {error}"))
+            batch.failures.append((numbers[place], f"the process that read it was lost: {_text_of(error)}"))
             lost, place = lost + 1, place + 1
             if 2 * lost > place + 1:
                 raise
