@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from featx.bulk.extras import require
-from featx.bulk.jobs.compute import Runner
 from featx.bulk.jobs.engines import Engine, OneProcessPerDevice, Ray, ThisProcess
 from featx.bulk.jobs.first_sample import DIFFERS, FirstSample, readable_samples
 from featx.bulk.jobs.job import read_job, start_job
@@ -22,8 +21,6 @@ from featx.bulk.jobs.job_plan import (
     JobOptions,
     first_computed,
     identity_of,
-    make_extractor,
-    make_runner,
     plan_job,
 )
 from featx.bulk.jobs.progress import Progress, in_units
@@ -41,7 +38,6 @@ from featx.errors import ArgumentTypeError, ExtractionError
 from featx.features.building.feature_tracer import check_model
 from featx.features.extractor import Nodes
 from featx.features.modes import modes_kept
-from featx.optimization.build import Extractor
 
 _MOST_WORKERS = 8
 # Seconds that `timeout` may have.
@@ -158,14 +154,10 @@ def extract(
     reader = Reader.of(model, transform, load, has_tokens=isinstance(found, Rows) and _has_tokens(found, model))
     options = JobOptions(format, batch_size, rows_per_shard, tolerance)
     processes = _default_workers() if workers is None else workers
-
-    def made(value: Any) -> tuple[Extractor, Runner]:
-        extractor = make_extractor(model, nodes, reader, value, one)
-        return extractor, make_runner(extractor, reader, value, check_rows=check_rows)
-
     with modes_kept(model):
         there = read_job(folder)
-        first, extractor, runner = first_computed(readable_samples(found, reader, there, timeout), made)
+        readable = readable_samples(found, reader, there, timeout)
+        first, extractor, runner = first_computed(readable, model, nodes, reader, one, check_rows=check_rows)
         searches = tolerance is not None and there is None
         sample = FirstSample.of(first, found, reader, there, timeout, processes, keeps_others=searches)
         identity = identity_of(model, extractor, runner.columns, found, reader, sample, tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
@@ -135,15 +136,13 @@ class FirstSample:
 
 def _hashes_of_items(source: Source, reader: Reader, timeout: float) -> list[str]:
     """Return hashes of some samples as they are before the transform, which draws; none of one that draws itself."""
-
-    def hashed(item: Any) -> tuple[torch.Tensor]:
-        return _hash_of_item(reader.part(item))
-
+    hashed = functools.partial(_hash_of_item, reader)
     pairs = zip(*(map(_text_of, _others(source, hashed, timeout, workers=0)) for _ in range(2)), strict=True)
     return [one if one == other else UNKNOWN for one, other in pairs]
 
 
-def _hash_of_item(item: Any) -> tuple[torch.Tensor]:
+def _hash_of_item(reader: Reader, item: Any) -> tuple[torch.Tensor]:
+    item = reader.part(item)
     if isinstance(item, (str, os.PathLike)) and os.path.isfile(item):
         item = Path(item).read_bytes()
     return (_digest(item),)

@@ -67,9 +67,12 @@ class ModelFailsError(ExtractionError):
 
 
 def first_computed(
-    samples: Iterable[Readable], make: Callable[[Any], tuple[Extractor, Runner]]
-) -> tuple[Readable, Extractor, Runner]:
-    """Return the first sample for which the model does not raise, with what `make` makes with its input.
+    samples: Iterable[Readable], model: nn.Module, nodes: Nodes | None, reader: Reader, device: torch.device | None, *,
+    check_rows: bool,
+) -> tuple[Readable, Extractor, Runner]:  # fmt: skip
+    """Return the first sample for which the model does not raise, and the extractor and runner made with it.
+
+    The arguments are those of `make_extractor` and `make_runner`, which raise too.
 
     Raises:
         ModelFailsError: the model raises for all of them, or for too many; the error is that of the first one.
@@ -77,7 +80,8 @@ def first_computed(
     failures: list[ModelFailsError] = []
     for sample in samples:
         try:
-            return sample, *make(sample.value)
+            extractor = make_extractor(model, nodes, reader, sample.value, device)
+            return sample, extractor, make_runner(extractor, reader, sample.value, check_rows=check_rows)
         except ModelFailsError as error:
             failures.append(error)
             if len(failures) == _TRIED_BY_MODEL:
