@@ -64,7 +64,7 @@ def test_a_part_that_may_be_an_input_is_not_left_out(kind: Any, is_array: bool, 
         extracted(Masked(), samples, tmp_path, transform=torch.as_tensor)
 
 
-@pytest.mark.parametrize("label", [3, "a cat", torch.tensor(3), {"boxes": torch.rand(2, 4)}, None])
+@pytest.mark.parametrize("label", [3, "a cat", torch.tensor(3), torch.tensor([3]), {"boxes": torch.rand(2, 4)}, None])
 def test_a_label_is_left_out(label: Any, tmp_path: Path) -> None:
     table = extracted(Masked(), [(x, label) for x in VALUES], tmp_path, transform=nn.Identity())
     assert torch.equal(table.tensor("y"), Masked()(VALUES))

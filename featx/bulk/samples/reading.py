@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -90,7 +91,7 @@ class Reader:
         if self.takes_whole or not isinstance(item, (tuple, list)):
             return item
         parts = cast("Sequence[Any]", item)
-        further = next((number for number, part in enumerate(parts[1:], 2) if getattr(part, "ndim", 0)), None)
+        further = next((number for number, part in enumerate(parts[1:], 2) if _has_several_numbers(part)), None)
         if further is not None and self.takes_several:
             raise ArgumentTypeError(
                 f"a sample has {len(parts)} parts, and part {further} of the shape {tuple(parts[further - 1].shape)} "
@@ -118,6 +119,11 @@ class Reader:
     def decoder(self) -> str:
         """What decodes, with its version, or what `load` is."""
         return decoder() if self.load is None else text_of(self.load)
+
+
+def _has_several_numbers(part: Any) -> bool:
+    """Say whether a part of a sample is a tensor or an array of more than one number; one is a label."""
+    return bool(getattr(part, "ndim", 0)) and math.prod(part.shape) > 1
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
