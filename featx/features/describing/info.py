@@ -207,7 +207,7 @@ class _Known:
         stride = None if self._tokens is None else self._tokens.stride_of_places(places)
         if stride is not None:
             return stride
-        return self._model.strides.of(layout, shape, self._sizes, lambda: self._shape_of_wider(key))
+        return self._model.strides.of(layout, shape, self._sizes, lambda more: self._shape_of_larger(key, more))
 
     def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         dims = len(shape)
@@ -264,6 +264,9 @@ class _Known:
 
     def _shape_of_wider(self, key: str) -> tuple[int, ...] | None:
         return None if self._other_sizes is None else self._other_sizes.wider_so_far.get(key)
+
+    def _shape_of_larger(self, key: str, more: tuple[int, ...]) -> tuple[int, ...] | None:
+        return None if self._other_sizes is None else self._other_sizes.larger_so_far(more).get(key)
 
     def _of_sequence(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         """Return the layout of a value of three dimensions where the input is a text or a signal."""

@@ -42,6 +42,7 @@ class OtherSizes:
         self._model = model
         self._example = example
         self._image = image
+        self._larger: dict[tuple[int, ...], Shapes] = {}
         self._inputs = [leaf for leaf in tensors_in((example.args, example.kwargs)) if leaf.dim()]
 
     @property
@@ -72,15 +73,24 @@ class OtherSizes:
 
     @cached_property
     def _wider(self) -> tuple[Shapes, bool]:
+        return self._of_image(lambda sides: [*sides[:-1], 2 * sides[-1]])
+
+    def larger_so_far(self, more: tuple[int, ...]) -> Shapes:
+        """The shapes for an image whose sides have so many pixels more, of the values before what refuses it."""
+        if more not in self._larger:
+            found, _ = self._of_image(lambda sides: [side + by for side, by in zip(sides, more, strict=True)])
+            self._larger[more] = found
+        return self._larger[more]
+
+    def _of_image(self, resize: Callable[[list[int]], list[int]]) -> tuple[Shapes, bool]:
         image = self._image
 
-        def wider(value: torch.Tensor) -> list[int]:
+        def resized(value: torch.Tensor) -> list[int]:
             shape = list(value.shape)
-            if image is not None and is_of_places(value) and tuple(shape[2:]) == image.sizes:
-                shape[-1] *= 2
-            return shape
+            is_image = image is not None and is_of_places(value) and tuple(shape[2:]) == image.sizes
+            return [*shape[:2], *resize(shape[2:])] if is_image else shape
 
-        return self._shapes(wider)
+        return self._shapes(resized)
 
     def layout_of_sequence(self, key: str, shape: tuple[int, ...]) -> str | None:
         """Return the layout of a value of three dimensions, of which L are the places of a text or a signal.

@@ -11,6 +11,11 @@ from torch import nn
 
 # How much of an image convolutions without padding may lose at its edges, in all and where none has a stride.
 _LOST_AT_EDGES, _LOST_WITHOUT_STRIDE = 0.2, 0.05
+# By so many pixels, times the odd factors of the strides of the model, an image is made larger to measure strides.
+_GROWTH = 256
+
+# From how many pixels more the sides of the image have to the shape of a map then, if it is known.
+ShapeOfLarger = Callable[[tuple[int, ...]], tuple[int, ...] | None]
 
 
 class Strides:
@@ -23,41 +28,68 @@ class Strides:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
 
-    def of(
-        self,
-        layout: str,
-        shape: tuple[int, ...],
-        image: tuple[int, ...],
-        shape_of_wider: Callable[[], tuple[int, ...] | None],
-    ) -> Any:
-        """Return the stride of a map as `stride_of`; where the model loses places at the edges, a wider image tells.
+    def of(self, layout: str, shape: tuple[int, ...], image: tuple[int, ...], shape_of_larger: ShapeOfLarger) -> Any:
+        """Return the stride of a map as `stride_of`; where its sizes do not tell that, a larger image does.
 
         Args:
             layout: that of the map.
             shape: that of the map.
             image: the sides of the image.
-            shape_of_wider: gives the shape of the map for an image of twice the width, if it is known.
+            shape_of_larger: gives the shape of the map for a larger image.
         """
         found = stride_of(layout, shape, image, self._odd_factors)
-        places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
-        is_told = isinstance(found, tuple) or not (self._loses_edges or found is None)
-        if is_told or len(places) != len(image) or "W" not in layout:
+        dims = [dim for dim, name in enumerate(layout) if name not in "NC"]
+        places = [shape[dim] for dim in dims]
+        if len(places) != len(image) or 0 in places or self._is_told(found, places, image):
             return found
-        there = shape_of_wider()
-        if there is None or len(there) != len(shape):
+        measured = self._measured(shape, dims, shape_of_larger)
+        known = set(measured) - {None}
+        common = known.pop() if len(known) == 1 else None
+        own = found if isinstance(found, tuple) else (found,) * len(image)
+        sides = zip(measured, own, places, image, strict=True)
+        strides = tuple(each or _of_other_side(common, *rest) for each, *rest in sides)
+        if measured.count(None) == len(image) or not all(map(_fits, strides, places, image)):
             return found
-        at = layout.index("W")
-        plausible = found if isinstance(found, int) and _odd_primes_of(found) <= self._odd_factors else None
-        measured = _stride_of_growth(image[-1], there[at] - shape[at], plausible)
-        fits = measured is not None and all(
-            0 < place <= -(-size // measured) for size, place in zip(image, places, strict=True)
-        )
-        return measured if fits else found
+        return strides[0] if len(set(strides)) == 1 else strides
+
+    def _is_told(self, found: Any, places: list[int], image: tuple[int, ...]) -> bool:
+        """Say whether the sizes tell the stride: they are so many strides, and no layer loses places."""
+        if self._loses_edges:
+            return False
+        if found is None:
+            return True
+        if isinstance(found, tuple) or (self._rounds_down and set(places) == {1}):
+            return False
+        is_exact = all(place * found == size for place, size in zip(places, image, strict=True))
+        return is_exact and (set(places) == {1} or _odd_primes_of(int(found)) <= self._odd_factors)
+
+    def _measured(self, shape: tuple[int, ...], dims: list[int], shape_of_larger: ShapeOfLarger) -> list[int | None]:
+        """Return the stride along each dimension of an image that is larger on all sides, or else is wider alone.
+
+        The image grows by a multiple of the strides, so that it does not count what layers lose at the edges or round.
+        A model of a fixed height, as for the bands of a spectrum, takes a wider image.
+        """
+        growth = _GROWTH * math.prod(self._odd_factors)
+        for sides in ((growth,) * len(dims), (0,) * (len(dims) - 1) + (growth,)):
+            there = shape_of_larger(sides)
+            if there is not None and len(there) == len(shape):
+                return [_stride_of_growth(growth, there[dim] - shape[dim]) for dim in dims]
+        return [None] * len(dims)
 
     @functools.cached_property
     def _loses_edges(self) -> bool:
         """Whether convolutions or pools have no places for what is near the edges, so that maps are smaller."""
-        return any(map(_loses_edges, self._modules))
+        return any(lost > stride for lost, stride in self._losses)
+
+    @functools.cached_property
+    def _rounds_down(self) -> bool:
+        """Whether they leave out what is less than a stride at the edges: 63 pixels become 31 places."""
+        return any(lost > 1 for lost, _ in self._losses)
+
+    @functools.cached_property
+    def _losses(self) -> list[tuple[int, int]]:
+        """By how much a window is wider than the padding on both sides of it, and the stride of the windows."""
+        return [each for module in self._modules for each in _losses(module)]
 
     @functools.cached_property
     def _odd_factors(self) -> frozenset[int]:
@@ -123,27 +155,39 @@ def _ratio(size: int, place: int, odd_factors: frozenset[int] | None) -> float |
     return round(ratio) if ratio > 2 else None
 
 
-def _loses_edges(module: nn.Module) -> bool:
-    options: list[Any] = [module.__dict__.get(name) for name in ("kernel_size", "stride", "padding")]
-    kernel, stride, padding = (each if isinstance(each, tuple) else (each,) for each in options)
-    is_known = all(type(size) is int for size in (*kernel, *stride, *padding))
-    return is_known and max(padding) == 0 and max(kernel) > min(stride)
+def _losses(module: nn.Module) -> list[tuple[int, int]]:
+    names = ("kernel_size", "stride", "padding", "dilation")
+    options: list[Any] = [module.__dict__.get(name, 1 if name == "dilation" else None) for name in names]
+    if options[2] == "valid":
+        options[2] = 0
+    each_side = [each if isinstance(each, tuple) else (each,) for each in options]
+    length = max(map(len, each_side))
+    each_side = [each * length if len(each) == 1 else each for each in each_side]
+    if not all(type(size) is int for sizes in each_side for size in sizes):
+        return []
+    sides = zip(*each_side, strict=True)
+    return [(dilation * (kernel - 1) + 1 - 2 * padding, stride) for kernel, stride, padding, dilation in sides]
 
 
-def _stride_of_growth(width: int, more: int, found: int | None) -> int | None:
-    """Return the stride with which an image of twice the width has so many places more.
+def _stride_of_growth(growth: int, more: int) -> int | None:
+    """Return the stride with which an image that has grown by so many pixels has so many places more.
 
-    What is lost at the edges does not count. Rounding may have made one place more, or less: what was `found` is kept
-    where it may be that.
+    Where the growth is no multiple of the stride, rounding has made one place more, or less.
     """
-    if not 0 < more <= width:
+    if not 0 < more <= growth:
         return None
-    if found is not None and more - 1 < width / found < more + 1:
-        return found
-    power = 2 ** round(math.log2(width / more))
-    if width % more and more - 1 < width / power < more + 1:
-        return power
-    return None if width % more else width // more
+    return growth // more if growth % more == 0 else round(growth / more)
+
+
+def _of_other_side(common: int | None, own: Any, place: int, size: int) -> Any:
+    """Return the stride of a side along which none was measured: that of the others, unless its sizes tell its own."""
+    is_told = common is None or (own is not None and own * place == size)
+    return own if is_told or not _fits(common, place, size) else common
+
+
+def _fits(stride: Any, place: int, size: int) -> bool:
+    """Say whether a side has at most so many places of a stride."""
+    return stride is not None and 0 < place <= -(-size // stride)
 
 
 def _odd_primes_of(number: int) -> set[int]:

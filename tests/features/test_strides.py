@@ -1,0 +1,125 @@
+"""Strides of maps: measured by a larger image where the sizes of one image do not tell them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import featx
+
+SIDES = [(160, 120), (97, 131), (63, 63), (224, 224)]
+
+
+def strides_of(model: nn.Module, nodes: list[str], *sides: int, channels: int = 3) -> list[Any]:
+    example = torch.rand(1, channels, *sides)
+    infos = featx.create_feature_extractor(model, nodes, example_inputs=example, suppress_diff_warning=True)
+    return infos.feature_info.reduction()
+
+
+@pytest.fixture(scope="module")
+def inception() -> nn.Module:
+    return torchvision.models.inception_v3(weights=None, aux_logits=False, init_weights=False).eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sides", [(128, 96), (75, 75), (224, 160), (299, 299)])
+def test_inception_has_its_strides_for_images_of_any_size(sides: tuple[int, int], inception: nn.Module) -> None:
+    nodes = ["Conv2d_2b_3x3", "Conv2d_4a_3x3", "Mixed_5d", "Mixed_6e", "Mixed_7c"]
+    assert strides_of(inception, nodes, *sides) == [2, 4, 8, 16, 32]
+
+
+@pytest.mark.slow
+def test_a_backbone_of_inception_has_all_maps_of_an_image_that_is_not_square(inception: nn.Module) -> None:
+    backbone = featx.create_backbone(inception, strides=(8, 16, 32), example_inputs=torch.rand(1, 3, 128, 96))
+    assert backbone.channels == [288, 768, 2048]
+
+
+@pytest.mark.parametrize("sides", SIDES)
+def test_strides_of_convolutions_without_padding_are_the_products_of_theirs(sides: tuple[int, int]) -> None:
+    alexnet = torchvision.models.alexnet(weights=None).features.eval()  # strides 4, 2, 2, 2
+    assert strides_of(alexnet, ["0", "2", "5", "12"], *sides) == [4, 8, 16, 32]
+    squeezenet = torchvision.models.squeezenet1_0(weights=None).features.eval()  # strides 2, 2, 2, 2
+    assert strides_of(squeezenet, ["0", "2", "6", "11"], *sides) == [2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("sides", [*SIDES, (95, 63)])
+def test_layers_that_round_down_have_the_strides_that_timm_declares(sides: tuple[int, int]) -> None:
+    model = timm.create_model("vgg11", pretrained=False, num_classes=0).eval()
+    declared = [(each["module"], each["reduction"]) for each in model.feature_info]
+    assert strides_of(model.features, [name.partition(".")[2] for name, _ in declared], *sides) == [
+        stride for _, stride in declared
+    ]
+
+
+def test_functions_that_round_down_have_their_strides() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(3 if place == 0 else 4, 4, 3, padding=1) for place in range(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = nn.functional.max_pool2d(layer(x), 2)
+            return x
+
+    nodes = ["max_pool2d", "max_pool2d_1", "max_pool2d_2", "max_pool2d_3", "max_pool2d_4"]
+    assert strides_of(Halves().eval(), nodes, 95, 70) == [2, 4, 8, 16, 32]
+
+
+def test_strides_with_odd_factors_are_measured() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 7, 3), nn.Conv2d(4, 4, 5, 3), nn.Conv2d(4, 4, 3, 2)).eval()
+    assert strides_of(model, ["0", "1", "2"], 100, 130) == [3, 9, 18]
+
+
+def test_volumes_and_signals_are_measured_along_each_axis() -> None:
+    volume = nn.Sequential(nn.Conv3d(3, 4, 3, (1, 2, 2)), nn.Conv3d(4, 4, 3, (1, 2, 2)), nn.Conv3d(4, 4, 3, (2, 2, 2)))
+    assert strides_of(volume.eval(), ["0", "1", "2"], 16, 60, 45) == [(1, 2, 2), (1, 4, 4), (2, 8, 8)]
+    signal = nn.Sequential(nn.Conv1d(1, 4, 10, 5), nn.Conv1d(4, 4, 3, 2), nn.Conv1d(4, 4, 3, 2)).eval()
+    assert strides_of(signal, ["0", "1", "2"], 333, channels=1) == [5, 10, 20]
+
+
+class Spectrum(nn.Module):
+    """Has a weight for each of 64 bands, and pools them by another stride than time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(64)
+        self.first = nn.Conv2d(1, 4, 3, (1, 2))
+        self.pool = nn.MaxPool2d((2, 3))
+        self.last = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.last(self.pool(self.first(x)))
+
+
+def test_a_model_of_a_fixed_height_is_measured_along_its_width() -> None:
+    assert strides_of(Spectrum().eval(), ["first", "pool"], 64, 200, channels=1) == [(1, 2), (2, 6)]
+
+
+class TextLines(nn.Module):
+    """Halves the height more often than the width, as networks that read lines of text do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2))
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d((2, 1)))
+        self.third = nn.Sequential(nn.Conv2d(4, 4, 3), nn.MaxPool2d((2, 1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("sides", [(32, 100), (48, 131)])
+def test_a_stride_for_each_axis_is_measured_along_each(sides: tuple[int, int]) -> None:
+    assert strides_of(TextLines().eval(), ["first", "second", "third"], *sides, channels=1) == [2, (4, 2), (8, 2)]
+
+
+def test_a_pooled_map_has_the_whole_image_for_its_place() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.AdaptiveAvgPool2d(1)).eval()
+    assert strides_of(model, ["0", "1"], 64, 96) == [2, (64, 96)]
