@@ -13,7 +13,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from featx.drawing.components import principal_components
 from featx.examples import Example
-from featx.features.describing.images import ImageInput, image_of
+from featx.features.describing.images import ImageInput, images_of
 from featx.features.describing.info import infos_of
 from featx.features.describing.known_model import KnownModel
 from featx.interpret.interpreter import Interpreter
@@ -45,10 +45,10 @@ def thumbnails_of(gm: GraphModule, example: Example, model: nn.Module) -> dict[N
         example: its inputs, one of them an image.
         model: the module that was traced; it says which tokens are no patches.
     """
-    image = image_of(example, inspect.signature(gm.forward))
-    if image is None:
+    images = images_of(example, inspect.signature(gm.forward))
+    if not images:
         return {}
-    run = _Run(gm, model, image)
+    run = _Run(gm, model, images[0])
     with torch.no_grad():
         run.run(*example.args, **example.kwargs)
     return run.found
@@ -64,7 +64,7 @@ class _Run(Interpreter):
         nodes = {node.name: node for node in gm.graph.nodes if "shape" in node.meta}
         names = {node.meta.get("qualified_name", name): name for name, node in nodes.items()}
         names.update({name: name for name in nodes.keys() - set(names.values())})
-        self._infos = {info.key: info for info in infos_of(nodes, names, KnownModel(model), image)}
+        self._infos = {info.key: info for info in infos_of(nodes, names, KnownModel(model), [image])}
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)

@@ -123,3 +123,120 @@ def test_a_stride_for_each_axis_is_measured_along_each(sides: tuple[int, int]) -
 def test_a_pooled_map_has_the_whole_image_for_its_place() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.AdaptiveAvgPool2d(1)).eval()
     assert strides_of(model, ["0", "1"], 64, 96) == [2, (64, 96)]
+
+
+class TwoImages(nn.Module):
+    """Takes a small image and a large one, and adds their maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 3, 4, 1)
+        self.of_small, self.of_large, self.of_both = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        small, large = self.of_small(self.small(a)), self.of_large(self.large(b))
+        return self.of_both(small + large)
+
+
+class InOneArgument(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TwoImages()
+
+    def forward(self, images: Any) -> torch.Tensor:
+        return self.inner(*(images.values() if isinstance(images, dict) else images))
+
+
+NODES = ["small", "large", "of_small", "of_large", "of_both"]
+
+
+def test_a_value_is_measured_against_the_image_from_which_it_is_computed() -> None:
+    example = (torch.rand(1, 3, 32, 32), torch.rand(1, 3, 64, 64))
+    infos = featx.create_feature_extractor(TwoImages().eval(), NODES, example_inputs=example).feature_info
+    assert infos.reduction() == [2, 4, 2, 4, None]
+    assert infos["of_both"].layout == "NCHW"
+    table = featx.nodes(TwoImages().eval(), example)
+    assert [table[name].stride for name in NODES] == [2, 4, 2, 4, None]
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_images_in_one_argument_are_told_apart(is_dict: bool) -> None:
+    pair = [torch.rand(1, 3, 32, 32), torch.rand(1, 3, 64, 64)]
+    given = dict(zip("ab", pair, strict=True)) if is_dict else pair
+    nodes = [f"inner.{name}" for name in NODES]
+    infos = featx.create_feature_extractor(InOneArgument().eval(), nodes, example_inputs=(given,)).feature_info
+    assert infos.reduction() == [2, 4, 2, 4, None]
+
+
+def test_images_of_one_size_are_measured_as_one() -> None:
+    example = (torch.rand(1, 3, 32, 32), torch.rand(1, 3, 32, 32))
+    model = TwoImages().eval()
+    model.large = nn.Conv2d(3, 4, 5, 2, 2)
+    infos = featx.create_feature_extractor(model, NODES, example_inputs=example).feature_info
+    assert infos.reduction() == [2, 2, 2, 2, 2]
+
+
+def test_sizes_of_a_second_image_are_measured_by_a_larger_one_too() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small = nn.Conv2d(3, 4, 3, 2, 1)
+            self.large = nn.Sequential(
+                nn.Conv2d(3, 4, 11, 4), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2)
+            )
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.small(a), self.large(b)
+
+    example = (torch.rand(1, 3, 32, 32), torch.rand(1, 3, 160, 120))
+    infos = featx.create_feature_extractor(Pair().eval(), ["small", "large"], example_inputs=example).feature_info
+    assert infos.reduction() == [2, 32]
+
+
+class TwoSpeeds(nn.Module):
+    """Takes a video at two numbers of frames, as SlowFast does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow, self.fast = nn.Conv3d(3, 8, 3, (1, 2, 2), 1), nn.Conv3d(3, 4, 3, (1, 2, 2), 1)
+        self.lateral, self.both = nn.Conv3d(4, 4, (5, 1, 1), (4, 1, 1), (2, 0, 0)), nn.Conv3d(12, 8, 1)
+
+    def forward(self, clips: list[torch.Tensor]) -> torch.Tensor:
+        slow, fast = self.slow(clips[0]), self.fast(clips[1])
+        return self.both(torch.cat([slow, self.lateral(fast)], 1))
+
+
+def test_videos_of_two_speeds_have_their_own_strides() -> None:
+    clips = [torch.rand(1, 3, 4, 32, 32), torch.rand(1, 3, 16, 32, 32)]
+    nodes = ["slow", "fast", "lateral", "both"]
+    infos = featx.create_feature_extractor(TwoSpeeds().eval(), nodes, example_inputs=(clips,)).feature_info
+    assert infos.reduction() == [(1, 2, 2), (1, 2, 2), (4, 2, 2), None]
+
+
+def test_an_input_of_one_place_does_not_count_for_maps() -> None:
+    class Styled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, image: torch.Tensor, style: torch.Tensor) -> torch.Tensor:
+            return self.last(self.conv(image) * style)
+
+    example = (torch.rand(1, 3, 32, 32), torch.rand(1, 4, 1, 1))
+    infos = featx.create_feature_extractor(Styled().eval(), ["conv", "last"], example_inputs=example).feature_info
+    assert infos.reduction() == [2, 2]
+
+
+def test_a_signal_beside_an_image_does_not_count_for_its_maps() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text, self.conv = nn.Linear(6, 4), nn.Conv2d(3, 4, 3, 2, 1)
+            self.last = nn.Conv2d(4, 4, 1)
+
+        def forward(self, text: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+            return self.last(self.conv(image) + self.text(text).mean(1)[:, :, None, None])
+
+    example = (torch.rand(2, 5, 6), torch.rand(2, 3, 32, 32))
+    infos = featx.create_feature_extractor(Conditioned().eval(), ["conv", "last"], example_inputs=example).feature_info
+    assert infos.reduction() == [2, 2]

@@ -256,7 +256,7 @@ class _Mode:
                 other if tracing.starts is None else OtherSizes(lambda: self.graph, root, stand_in(self.graph), None)
             )
             note_shapes_behind_edits(requested, {} if given is None else given.of_example)
-        infos = infos_of(requested, traced.request, tracing.known_model, image, other)
+        infos = infos_of(requested, traced.request, tracing.known_model, tracing.inputs.images, other)
         features = {key: each for key, each in traced.request.features.items() if key in requested}
         self.features = [each for several in features.values() for each in several]
         if other is not None and image is not None and image.name is not None:

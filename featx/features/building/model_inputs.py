@@ -10,7 +10,7 @@ from torch import nn
 
 from featx.examples import Example, find_example, holds_inputs
 from featx.features.building.given_example import given_example
-from featx.features.describing.images import ImageInput, image_of
+from featx.features.describing.images import ImageInput, images_of
 from featx.ir.paths import module_at
 from featx.libraries import MASK_OF_PADDING
 from featx.tracing.symbolic.inputs import PHBase
@@ -47,7 +47,12 @@ class ModelInputs:
     @property
     def image(self) -> ImageInput | None:
         """The first input that is an image, a video or a signal; None where there is none."""
-        return None if self.used is None else image_of(self.used, inspect.signature(self._model.forward))
+        return next(iter(self.images), None)
+
+    @property
+    def images(self) -> list[ImageInput]:
+        """The inputs that are images, videos or signals, the first one first."""
+        return [] if self.used is None else images_of(self.used, inspect.signature(self._model.forward))
 
     def find(self, training: bool, *, starts_inside: bool) -> Example | None:
         """Return the inputs for a trace in a mode, with the fixed ones among them; None where none can be guessed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, overload
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from featx.errors import NodeNameError
 from featx.features.describing.images import ImageInput
-from featx.features.describing.input_sources import InputSources
+from featx.features.describing.input_sources import InputSources, images_of_values
 from featx.features.describing.known_model import KnownModel
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import forms_of, text_of_shape
@@ -129,23 +129,38 @@ def infos_of(
     requested: Mapping[str, Node],
     names: Mapping[str, str],
     model: KnownModel,
-    image: ImageInput | None,
+    images: Sequence[ImageInput],
     other_sizes: OtherSizes | None = None,
 ) -> FeatureInfos:
-    """Return what is known of the requested nodes of a traced graph. O(features).
+    """Return what is known of the requested nodes of a traced graph. O(features), and O(nodes) for several images.
+
+    A value is measured against the image from which it is computed, or against the first one where there is none. Of
+    several images of different sizes, it has a stride if that is the same against all of them.
 
     Args:
         requested: the nodes by key.
         names: from the names in the request to keys.
         model: has the modules that are named.
-        image: the input that is an image; None where there is none.
+        images: the inputs that are images.
         other_sizes: says which shapes come out for inputs of other sizes. It is asked where a shape fits two layouts,
             such as 64x64x64.
     """
     by_key = {key: name for name, key in names.items()}
     graph = next((node.graph for node in requested.values()), None)
-    known = _Known(model, graph, image, other_sizes)
-    return FeatureInfos([known.info(key, by_key[key], node) for key, node in requested.items()])
+    has_several = graph is not None and len({image.sizes for image in images}) > 1
+    sources = images_of_values(graph, images) if graph is not None and has_several else {}
+
+    @functools.cache
+    def known_of(image: ImageInput | None) -> _Known:
+        return _Known(model, graph, image, None if other_sizes is None else other_sizes.of_image(image))
+
+    infos: list[FeatureInfo] = []
+    for key, node in requested.items():
+        of_node = sources.get(node) or images[:1] or [None]
+        info, *others = [known_of(image).info(key, by_key[key], node) for image in of_node]
+        agree = all(other.stride == info.stride for other in others)
+        infos.append(info if agree else replace(info, stride=None))
+    return FeatureInfos(infos)
 
 
 class _Known:

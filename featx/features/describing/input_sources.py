@@ -1,12 +1,15 @@
-"""Which values of a graph are computed from images among its inputs, and which from texts."""
+"""Which values of a graph are computed from which images among its inputs, and which from texts."""
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from featx.features.describing.images import ImageInput
 from featx.ir.form import sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
@@ -58,3 +61,27 @@ class InputSources:
 def _may_be_text(node: Node) -> bool:
     is_given = node.op == "placeholder" or node.target is operator.getitem
     return is_given and node.meta.get("dtype") in _IDS and len(node.meta.get("shape", ())) == 2
+
+
+def images_of_values(graph: Graph, images: Sequence[ImageInput]) -> dict[Node, list[ImageInput]]:
+    """Return the images that values are computed from, those with most dimensions: no signal beside an image. O(nodes).
+
+    Args:
+        graph: of values.
+        images: those among the inputs of the model.
+    """
+    # What has one place, such as a style of 512x1x1, is no image.
+    by_path = {image.path: image for image in images if image.path and math.prod(image.sizes) > 1}
+    paths: dict[Node, str] = {}
+    found: dict[Node, list[ImageInput]] = {}
+    for node in graph.nodes:
+        inputs = sources_of_values(node)
+        if node.op == "placeholder":
+            paths[node] = str(node.target)
+        elif node.target is operator.getitem and inputs[:1] and inputs[0] in paths:
+            paths[node] = f"{paths[inputs[0]]}[{node.args[1]!r}]"
+        image = by_path.get(paths.get(node, ""))
+        sources = [image] if image is not None else [image for each in inputs for image in found[each]]
+        most = max((len(image.sizes) for image in sources), default=0)
+        found[node] = list(dict.fromkeys(image for image in sources if len(image.sizes) == most))
+    return found

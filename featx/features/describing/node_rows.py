@@ -105,7 +105,7 @@ def traced_rows(tracing: ModelTracing) -> TracedRows:
     unfinished = set[str]() if end is None else {end.path, *parents_of(end.path)}
     found = _nodes_by_name(graph, [path for path in paths if path not in unfinished])
     other_sizes = _other_sizes(graph, found, tracing)
-    infos = infos_of(found, {name: name for name in found}, tracing.known_model, tracing.inputs.image, other_sizes)
+    infos = infos_of(found, {name: name for name in found}, tracing.known_model, tracing.inputs.images, other_sizes)
     modules = dict(tracing.model.named_modules())
     rows = [
         NodeInfo(

@@ -45,6 +45,10 @@ class OtherSizes:
         self._larger: dict[tuple[int, ...], Shapes] = {}
         self._inputs = [leaf for leaf in tensors_in((example.args, example.kwargs)) if leaf.dim()]
 
+    def of_image(self, image: ImageInput | None) -> OtherSizes:
+        """Return the same for another image among the inputs."""
+        return self if image == self._image else OtherSizes(self._graph, self._model, self._example, image)
+
     @property
     def batch(self) -> int | None:
         """The first length of the first input."""
