@@ -11,7 +11,7 @@ from featx.features.describing.node_rows import TracedRows
 from featx.features.describing.table import NodeInfo
 from featx.ir.arguments import nodes_in
 from featx.ir.node import Node
-from featx.tracing.nodes.module_output import module_output
+from featx.tracing.nodes.module_output import module_output, node_that_made
 
 _PLACES = {"NCHW": (2, 3), "NHWC": (1, 2)}
 # Their maps have the same size for each image, so they have no stride.
@@ -89,7 +89,7 @@ def is_of_image(stage: Stage, traced: TracedRows) -> bool:
 def _grows(stage: Stage, traced: TracedRows) -> bool:
     """Say whether a value is known to grow with the image."""
     wider = {} if traced.other_sizes is None else traced.other_sizes.wider
-    before, there = traced.nodes[stage.name].meta.get("shape"), wider.get(stage.name)
+    before, there = node_that_made(traced.nodes[stage.name]).meta.get("shape"), wider.get(stage.name)
     if there is None or before is None:
         return False
     places = _PLACES.get(stage.layout, (1,))

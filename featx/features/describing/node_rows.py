@@ -25,6 +25,7 @@ from featx.ir.paths import parents_of
 from featx.ir.text import format_target
 from featx.module import GraphModule
 from featx.passes.cost import cost
+from featx.tracing.nodes.module_output import node_that_made
 from featx.tracing.replica.model_context import refuse_uninitialized
 
 # What reads a part or a property of a value, and computes nothing.
@@ -202,7 +203,8 @@ def _other_sizes(graph: Graph, found: Mapping[str, Node], tracing: ModelTracing)
     model = tracing.model_in_mode()
 
     def small() -> Graph:
-        maps = {name: node for name, node in found.items() if len(node.meta.get("shape") or ()) >= 3}
+        shapes = {name: node_that_made(node).meta.get("shape") for name, node in found.items()}
+        maps = {name: found[name] for name, shape in shapes.items() if len(shape or ()) >= 3}
         if maps:
             return prune(graph, maps, model)
         empty = Graph()

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from featx.features.building.liveness import Liveness
 from featx.features.describing.declared_stages import declared_stages
 from featx.features.describing.images import ImageInput
 from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, maps_of
@@ -20,6 +21,7 @@ from featx.ir.form import computed_from_inputs, sources_of_values
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
+from featx.tracing.nodes.module_output import module_output
 
 # Their modules are called one by one; "what a list returns" is what the last of them does.
 _CONTAINERS = frozenset({"ModuleList", "ModuleDict"})
@@ -58,6 +60,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     if not found:
         computed = _computed(traced.graph, model)
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
+        made = _of_result(made, traced, model) or made
         made = _without_attention(_without_inner_operations(made, traced), traced)
         of_image = [each for each in all_of(made) if is_of_image(each, traced)]
         found = _in_order(last_at_each_stride(of_image, traced), traced)
@@ -85,6 +88,21 @@ def _computed(graph: Graph, model: nn.Module) -> set[Node]:
         if is_weighted or not of_weights.isdisjoint(sources_of_values(node)):
             of_weights.add(node)
     return computed_from_inputs(graph) & of_weights
+
+
+def _of_result(maps: dict[str, list[Stage]], traced: TracedRows, model: nn.Module) -> dict[str, list[Stage]]:
+    """Leave out what the result of the model does not depend on: copies that hooks make of maps to store them."""
+    returned = {node for node in traced.graph.nodes if "" in node.meta.get("returned_by", ())}
+    if not returned:
+        return maps
+    needed = set(Liveness(traced.graph, returned, model).kept)
+    # Marks of what modules have returned have no users.
+    needed.update(
+        node
+        for node in traced.graph.find_nodes(op="call_function", target=module_output)
+        if not needed.isdisjoint(node.all_input_nodes)
+    )
+    return {name: stages for name, stages in maps.items() if traced.nodes[name] in needed}
 
 
 def _without_inner_operations(maps: dict[str, list[Stage]], traced: TracedRows) -> dict[str, list[Stage]]:
