@@ -17,6 +17,7 @@ from featx.features.describing.info import FeatureInfo, FeatureInfos
 from featx.features.describing.node_rows import traced_rows
 from featx.features.describing.stages import Stage, Stages, stages_of
 from featx.features.dual import DualGraphModule
+from featx.features.freezing import BatchNorm, freeze_norms, freeze_parameters, keep_frozen_norms, unfreeze
 from featx.features.necks import BackboneWithNeck
 from featx.features.requests.edits import Edit
 from featx.features.requests.feature import Feature
@@ -31,8 +32,6 @@ from featx.tracing.example.tracer import CheckSizes
 
 Layout = Literal["NCHW", "NHWC", "NLC"]
 _DEFAULT_BLOCKS = 4
-# What keeps statistics of the batches that it sees in train mode.
-_Norm = nn.modules.batchnorm._BatchNorm
 
 
 class Backbone(DualGraphModule):
@@ -65,23 +64,19 @@ class Backbone(DualGraphModule):
         """
         targets = self._targets_until(until)
         self._check_norms(targets)
-        for path in targets:
-            value: Any = self
-            for part in path.split("."):
-                value = getattr(value, part)
-            for parameter in value.parameters() if isinstance(value, nn.Module) else (value,):
-                if isinstance(parameter, nn.Parameter):
-                    parameter.requires_grad_(False)
-        self._freeze_norms(
-            name for name, _ in self.named_modules() if any(f"{name}.".startswith(f"{path}.") for path in targets)
-        )
+        freeze_parameters(self, targets)
+        around = tuple(f"{path}." for path in targets)
+        freeze_norms(self, [name for name, _ in self.named_modules() if f"{name}.".startswith(around)])
         return self
 
     def unfreeze(self) -> Backbone:
-        """Train everything again, batch norm too, and return this backbone: `backbone.unfreeze().freeze(until=8)`."""
-        self.requires_grad_(True)
-        self.meta["frozen_norms"] = []
-        return self.train(self.training)
+        """Train again what this backbone has frozen, and return it: `backbone.unfreeze().freeze(until=8)`.
+
+        Batch norm returns to the mode that it would be in. What was frozen before `freeze`, `freeze_batch_norm` and
+        `frozen_batch_norm` stays so; `requires_grad_(True)` trains that too.
+        """
+        unfreeze(self)
+        return self
 
     def freeze_batch_norm(self) -> Backbone:
         """Let all batch norms stay in eval mode until `unfreeze`, train their parameters no more, and return this.
@@ -92,7 +87,7 @@ class Backbone(DualGraphModule):
             RequestError: a request or an edit looks into a batch norm, whose statistics the graph writes then.
         """
         self._check_norms(self.meta.get("opened_norms", ()))
-        self._freeze_norms(name for name, _ in self.named_modules())
+        freeze_norms(self, [name for name, _ in self.named_modules()])
         return self
 
     def with_neck(self, neck: nn.Module) -> BackboneWithNeck:
@@ -109,9 +104,7 @@ class Backbone(DualGraphModule):
     def train(self, mode: bool = True) -> Backbone:
         """Switch to the train graph or the eval graph, and the submodules to that mode, but for frozen batch norms."""
         super().train(mode)
-        modules = dict(self.named_modules())
-        for path in self.meta.get("frozen_norms", ()):
-            modules[path].training = False
+        keep_frozen_norms(self)
         return self
 
     def _check_norms(self, targets: Iterable[str]) -> None:
@@ -123,15 +116,6 @@ class Backbone(DualGraphModule):
                 f"the batch norm '{inside}' cannot stay in eval mode, because something inside it is asked for or "
                 f"edited; ask for '{inside}' itself"
             )
-
-    def _freeze_norms(self, paths: Iterable[str]) -> None:
-        modules = dict(self.named_modules())
-        norms = [path for path in paths if isinstance(modules[path], _Norm)]
-        self.meta["frozen_norms"] = list(dict.fromkeys([*self.meta.get("frozen_norms", ()), *norms]))
-        for path in norms:
-            modules[path].training = False
-            for parameter in modules[path].parameters():
-                parameter.requires_grad_(False)
 
     def _targets_until(self, until: str | int | None) -> list[str]:
         found: dict[str, None] = {}
@@ -257,8 +241,8 @@ def create_backbone(
         )
     backbone._show_infos()
     parts = dict(backbone.named_modules())
-    norms = [name for name, module in model.named_modules() if isinstance(module, _Norm)]
-    backbone.meta["opened_norms"] = [name for name in norms if name in parts and not isinstance(parts[name], _Norm)]
+    norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
+    backbone.meta["opened_norms"] = [name for name in norms if name in parts and not isinstance(parts[name], BatchNorm)]
     return backbone.freeze_batch_norm() if frozen_batch_norm else backbone
 
 
