@@ -23,6 +23,7 @@ from featx.passes.meta_execution import FakeValues
 from featx.passes.preserved_state import WrittenMemory, preserve_model
 from featx.passes.traffic import bytes_of
 from featx.traced import as_graph_module, on_graph_that_holds
+from featx.tracing.environment.fake_tensor_log import failures_expected
 from featx.tree import tensors_in, tree_map
 
 
@@ -92,7 +93,8 @@ class _Run:
 
     def count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CostReport:
         try:
-            return self.on_fakes(args, kwargs)
+            with failures_expected():
+                return self.on_fakes(args, kwargs)
         except CostError:
             raise
         except Exception:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from featx.tracing.environment.fake_tensor_log import failures_expected
 from featx.tracing.signals import NeedsRealValues
 from featx.tracing.stand_ins.known_results import key_of_call
 from featx.tree import tensors_in, tree_map
@@ -92,7 +93,7 @@ class DynamicShapes:
 
         self._fake_mode = self._fake_mode or FakeTensorMode(shape_env=ShapeEnv())
         try:
-            with self._fake_mode:
+            with failures_expected(), self._fake_mode:
                 args, kwargs = tree_map(_as_fake, (args, kwargs))
                 return kernel(*args, **kwargs)
         except Exception as error:
