@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from featx.examples import Example
 from featx.features.building.case_state import left_by, note_left, state_use_of, tensors_left_out
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
+from featx.features.building.item_names import names_of_items
 from featx.features.building.left_reads import read_of
 from featx.features.building.own_train import looked_into, opened_writer
 from featx.features.building.prune import prune
@@ -261,7 +263,9 @@ class _Mode:
         self.features = [each for several in features.values() for each in several]
         if other is not None and image is not None and image.name is not None:
             refuse_maps_of_scaled_images(features, infos, other)
-        processed = process(self.graph, features, {info.key: info for info in infos}, image)
+        processed = process(
+            self.graph, features, {info.key: info for info in infos}, image, partial(names_of_items, tracing)
+        )
         self.infos = FeatureInfos(list(processed.values()))
         if options.is_list:
             output = self.graph.output_node()

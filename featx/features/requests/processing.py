@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -31,10 +31,12 @@ def process(
     features: Mapping[str, tuple[Feature, ...]],
     infos: Mapping[str, FeatureInfo],
     image: ImageInput | None,
+    names_of_items: Callable[[str], Mapping[str, str]],
 ) -> dict[str, FeatureInfo]:
     """Let `graph`, which returns a dict, do to its values what `features` says by key; return what comes out then.
 
-    `graph` is changed. O(features).
+    `graph` is changed. O(features). `names_of_items` gives the names of the tensors inside the value of a node, by what
+    takes them out, for an error.
 
     Raises:
         RequestError: something cannot be done with a value of this layout, or that has none.
@@ -47,6 +49,7 @@ def process(
         info = infos[first]
         own_image = _image_of(node, info, image)
         for feature in features.get(first, (Feature(first),)):
+            _check_form(feature, info, names_of_items)
             for key, processed in _processed(graph, node, feature, info, own_image).items():
                 if key in found:
                     raise RequestError(
@@ -105,7 +108,6 @@ def _processed(
 def _value_of(
     graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo, image: ImageInput | None
 ) -> tuple[Node, FeatureInfo]:
-    _check_form(feature, info)
     mask = _mask_of_tokens(graph, node, feature, info) if feature.pool is not None else None
     steps, info = steps_of(feature, info, image, mask)
     value = node
@@ -139,17 +141,19 @@ def check_layout(value: torch.Tensor, layout: str, name: str) -> None:
         raise RequestError(f"of_layout='{layout}' has {len(layout)} dimensions, and '{name}' has the shape ({shape})")
 
 
-def _check_form(feature: Feature, info: FeatureInfo) -> None:
+def _check_form(feature: Feature, info: FeatureInfo, names_of_items: Callable[[str], Mapping[str, str]]) -> None:
     """Raise RequestError if a value is not of the form that a Feature takes: one tensor, of the rank of its layout."""
     options = ("detach", "pool", "layout", "flatten", *(("dtype",) if feature.apply is None else ()))
     given = [name for name in options if getattr(feature, name)]
     if info.shapes and given:
         number = "one tensor in a tuple or dict" if len(info.shapes) == 1 else f"{len(info.shapes)} tensors"
+        names = names_of_items(info.node)
+        known = [f"{path} is '{names[path]}'" for path in info.shapes if path in names]
+        node = f"one of these nodes: {', '.join(known[:3])};" if known else "the node inside that is this tensor,"
         raise RequestError(
             f"{' and '.join(given)} in the Feature of '{info.node}' is for a value that is one tensor, and this one "
-            f"holds {number}: {', '.join(info.shapes)}. Ask for the node inside the module that is this tensor, or do "
-            "all of it in apply, which gets the value as it is and counts padding too: apply=lambda value: "
-            "value[0].mean(1)"
+            f"holds {number}: {', '.join(info.shapes)}. Ask for {node} or do all of it in apply, which gets the value "
+            "as it is and counts padding too: apply=lambda value: value[0].mean(1)"
         )
     if feature.of_layout is not None and info.shape is not None and len(info.shape) != len(feature.of_layout):
         raise RequestError(
