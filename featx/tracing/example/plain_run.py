@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from featx.tracing.environment.generators import SharedGenerators, TorchGenerator
+from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.inputs.model_call import as_given
 from featx.tracing.objects.module_parts import tensors_of
@@ -65,17 +66,20 @@ def run_plainly(
     call_args, call_kwargs = as_given(bound, len(args))
     foreign.note_made((call_args, call_kwargs))
     context.refresh_caches(forget_left=True)
+    restore_caches = functools.partial(context.caches.restore, lambda tensor: True)  # all are computed from copies
+    restorers: list[Callable[[], object]] = [
+        restore_caches, foreign.restore, generator.restore, generators.restore, modes.leave,
+    ]  # fmt: skip
     try:
-        with kernels, function_mode or nullcontext():
-            return PlainRun(root(*call_args, **call_kwargs), None)
-    except Exception as error:
-        return PlainRun(None, error)
+        try:
+            with kernels, function_mode or nullcontext():
+                return PlainRun(root(*call_args, **call_kwargs), None)
+        except Exception as error:
+            return PlainRun(None, error)
+        finally:
+            run_restorers(restorers)
     finally:
-        modes.leave()
-        generators.restore()
-        generator.restore()
-        foreign.restore()
-        context.caches.restore(lambda tensor: True)  # whatever came in, it was computed from copies
+        run_restorers(restorers)  # again: an interrupt may have ended the first one
 
 
 def _zeros_of(

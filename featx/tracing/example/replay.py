@@ -21,6 +21,7 @@ from featx.libraries import mask_maker
 from featx.rebuilding import attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes, toggle_autocast
 from featx.tracing.environment.raised_errors import free_frames
+from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.guards.scalars import TracedNumber, plain_number
 from featx.tracing.history.call_record import Record
@@ -63,11 +64,10 @@ def does_the_same_again(
             call_args, call_kwargs = replay.inputs(context.signature, args, kwargs)
         return call_model(context, replica.root, recorder.raised, call_args, call_kwargs)
 
-    def restore() -> None:
-        modes.leave()
-        context.passing.uninstall()
+    def restore_caches() -> None:
         context.caches.restore(lambda each: replay.has_made(each) or recorder.is_made_here(each))
 
+    restorers: list[Callable[[], object]] = [restore_caches, context.passing.uninstall, modes.leave]
     try:
         try:
             context.caches.put_left()
@@ -82,9 +82,9 @@ def does_the_same_again(
             free_frames(error)
             raise
         finally:
-            restore()
+            run_restorers(restorers)
     finally:
-        restore()  # again: an interrupt may have ended the first one
+        run_restorers(restorers)  # again: an interrupt may have ended the first one
 
 
 def _refuse_draw(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

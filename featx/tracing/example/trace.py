@@ -18,6 +18,7 @@ from featx.tracing.calls.module_calls import ModuleCalls, Opening
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
+from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
 from featx.tracing.example.final_checks import FinalChecks
@@ -138,7 +139,7 @@ class ExampleTrace:
         self.cached: frozenset[str] = frozenset()
         self._kept = KeptTensors(recorder)
         # What puts back what this run changes outside of the replica, until all of it is. Each may be called twice.
-        self._restorers: list[Callable[[], None]] = []
+        self._restorers: list[Callable[[], object]] = []
         # The traces of all calls of the replica.
         self._calls: list[ExampleTrace] = [] if conditions.before is None else conditions.before._calls
         self._apply(conditions)
@@ -225,13 +226,15 @@ class ExampleTrace:
                 self._run(args, kwargs)
                 is_done = True
             finally:
-                self._restore()
+                run_restorers(self._restorers)
         finally:
-            self._restore()  # again: an interrupt may have ended the first one
-            self.recorder.caller = None
-            if not is_done:
-                self.forget_record()
-                self.release_values()
+            try:
+                run_restorers(self._restorers)  # again: an interrupt may have ended the first one
+            finally:
+                self.recorder.caller = None
+                if not is_done:
+                    self.forget_record()
+                    self.release_values()
         self.numbers.are_recorded = False
         reads = self._tracer.reads
         if reads is not None:
@@ -239,11 +242,6 @@ class ExampleTrace:
         self.recorder.names.assign()
         self.recorder.write_log.mark_overwritten()
         self.release_values()
-
-    def _restore(self) -> None:
-        for restore in reversed(self._restorers):
-            restore()
-        self._restorers = []
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         leaves = tensors_in((args, dict(kwargs)))

@@ -19,6 +19,7 @@ import torch
 
 from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
+from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
 from featx.tracing.file_globals.object_states import is_counter, states_of_objects
 from featx.tracing.file_globals.pass_through import ClosureVariable, NamespaceVariable
@@ -102,21 +103,27 @@ class Caches:
         Args:
             is_of_trace: says whether a tensor is one that the trace has made.
         """
-        for state in self._states:
-            state.restore()
+
+        def is_of_call(tensor: torch.Tensor) -> bool:
+            return id(tensor) in self._left_tensors or is_of_trace(tensor)
+
+        holds_of_call = functools.partial(_holds_of_trace, is_of_call)
+        restorers: list[Callable[[], object]] = [state.restore for state in self._states]
+        restorers.append(self._empty_functions)
+        restorers += [functools.partial(self._restore_holder, holder, holds_of_call) for holder in self.holders]
+        run_restorers(restorers[::-1])
+
+    def _empty_functions(self) -> None:
         for key, (function, misses) in self._functions.items():
             if function.cache_info().misses != misses:
                 function.cache_clear()
                 self._functions[key] = (function, 0)
 
-        def is_of_call(tensor: torch.Tensor) -> bool:
-            return id(tensor) in self._left_tensors or is_of_trace(tensor)
-
-        for holder in self.holders:
-            left = holder.restore(functools.partial(_holds_of_trace, is_of_call))
-            if left:
-                self._left.append((holder, left))
-                self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
+    def _restore_holder(self, holder: Holder, holds_of_call: Callable[[Any], bool]) -> None:
+        left = holder.restore(holds_of_call)
+        if left:
+            self._left.append((holder, left))
+            self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
 
     def put_left(self) -> None:
         """Put back what calls have left, for the next call on their replica; `restore` removes it again."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from featx.rebuilding import NO_VALUE, contents_of_cell
-from featx.tracing.objects.containers import LARGE, containers_in, differences, items_by_key
+from featx.tracing.objects.containers import LARGE, containers_in, differences, items_by_key, methods_of
 from featx.tracing.objects.replaced_globals import original_of
 
 # The types of plain values, with which code counts or switches between what it does.
@@ -152,8 +152,8 @@ class Holder:
         if isinstance(self.value, _IN_ORDER):
             if keys:
                 items = self._items_without(keys, now)
-                self.value.clear()
-                self.value.extend(items)
+                methods_of(self.value).clear(self.value)
+                methods_of(self.value).extend(self.value, items)
             return left
         for key in keys:
             if key in self._before:
@@ -173,7 +173,7 @@ class Holder:
         """Put items there; what stood after the end of a list comes to its end."""
         for key, item in items.items():
             if isinstance(self.value, _IN_ORDER) and key >= len(self._before):
-                self.value.append(item)
+                methods_of(self.value).append(self.value, item)
             else:
                 self._put(key, item)
 
@@ -186,17 +186,17 @@ class Holder:
         if isinstance(self.value, type):
             setattr(self.value, key, item)
         elif isinstance(self.value, set):
-            self.value.add(item)
+            set.add(self.value, item)
         else:
-            self.value[key] = item
+            methods_of(self.value).__setitem__(self.value, key, item)
 
     def _drop(self, key: Any) -> None:
         if isinstance(self.value, type):
             delattr(self.value, key)
         elif isinstance(self.value, set):
-            self.value.discard(key)
+            set.discard(self.value, key)
         else:
-            del self.value[key]
+            methods_of(self.value).__delitem__(self.value, key)
 
 
 class Variable(Holder):

@@ -20,6 +20,8 @@ from featx.tracing.objects.plain_objects import is_plain_object
 
 _CONTAINERS = (list, deque, dict, set)
 _IN_ORDER = (list, deque)
+# OrderedDict first: the methods of dict would leave its order as it is.
+_BUILT_IN: tuple[Any, ...] = (OrderedDict, dict, list, deque, set)
 _LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter, FunctionType})
 # What has attributes and is no place for a cache, or is looked after elsewhere.
 _OTHERS = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
@@ -106,7 +108,8 @@ def has_items(container: Any, items: Any) -> bool:
     if isinstance(container, _IN_ORDER):
         return all(map(is_, cast(list[Any], container), items))
     if isinstance(items, dict):
-        return all(container.get(key) is value for key, value in cast(dict[Any, Any], items).items())
+        get = methods_of(container).get
+        return all(get(container, key, NO_VALUE) is value for key, value in cast(dict[Any, Any], items).items())
     return container == items
 
 
@@ -122,13 +125,21 @@ def refill(container: Any, items: Any) -> None:
     """Let a list, deque, dict or set hold these items again, which `copy_of` gave."""
     if has_items(container, items):
         return
-    container.clear()
+    kind = methods_of(container)
+    kind.clear(container)
     if isinstance(container, _IN_ORDER):
-        cast(list[Any], container).extend(items)
-    elif isinstance(container, dict):  # whose class may refuse to be updated, as outputs of transformers do
-        (OrderedDict if isinstance(container, OrderedDict) else dict).update(cast(Any, container), items)
+        kind.extend(container, items)
     else:
-        container.update(items)
+        kind.update(container, items)
+
+
+def methods_of(container: Any) -> Any:
+    """Return the class whose methods change a container and run no code of the model, as those of its own may.
+
+    Outputs of transformers are dicts that refuse to be updated.
+    """
+    kind = type(container)
+    return kind if kind in _BUILT_IN else next((each for each in _BUILT_IN if isinstance(container, each)), kind)
 
 
 def _items_of(container: Any) -> Any:

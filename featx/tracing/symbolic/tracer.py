@@ -23,6 +23,7 @@ from featx.ir.operator_facts import draws_now, facts_of, facts_of_call, name_of
 from featx.tracing.environment.autocast_state import autocast_nesting
 from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
 from featx.tracing.environment.recursion import nesting_depth_of, raised_recursion_limit
+from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
 from featx.tracing.file_globals.caches import Caches
 from featx.tracing.file_globals.pass_through import PassThroughs
@@ -183,12 +184,7 @@ class Tracer(TracerBase):
 
     def _record(self, function: Callable[..., Any], concrete_args: Any, passing: PassThroughs) -> None:
         modes, generator = ThreadModes(), TorchGenerator()
-
-        def restore() -> None:
-            modes.leave()
-            passing.uninstall()
-            generator.restore()
-
+        restorers: list[Callable[[], object]] = [generator.restore, passing.uninstall, modes.leave]
         try:
             try:
                 generator.note()
@@ -200,9 +196,9 @@ class Tracer(TracerBase):
                     self._run(function, concrete_args)
                 self._check_generator()
             finally:
-                restore()
+                run_restorers(restorers)
         finally:
-            restore()  # again: an interrupt may have ended the first one
+            run_restorers(restorers)  # again: an interrupt may have ended the first one
             self._generator = None
 
     def _run(self, function: Callable[..., Any], concrete_args: Any) -> None:
