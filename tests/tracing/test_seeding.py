@@ -14,6 +14,7 @@ from torch import nn
 import featx
 from featx.tracing.environment import generators
 from featx.tracing.environment.generators import TorchGenerator
+from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 
 
 @pytest.mark.parametrize(
@@ -160,3 +161,33 @@ def test_a_seed_that_is_there_already_is_noticed_after_torch_compile_was_loaded(
     monkeypatch.setattr(TorchGenerator, "was_set", lambda generator: False)  # as beside other threads
     with pytest.raises(featx.TraceError, match="seeds torch's random generator"):
         featx.trace(SeedsByTorch(), torch.rand(2, 6))
+
+
+class TakesGradient(nn.Module):
+    """Its call of torch.func makes wrapped tensors of what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda each: self.layer(each).tanh().sum())(x)
+
+
+def test_a_gradient_that_a_module_takes_of_the_input_moves_no_generator() -> None:
+    model = nn.Sequential(TakesGradient(), nn.Linear(4, 2)).eval()
+    before = torch.get_rng_state()
+    extractor = featx.create_feature_extractor(model, ["1"], example_inputs=torch.ones(2, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(extractor(torch.ones(2, 4))["1"], model(torch.ones(2, 4)))
+
+
+def test_tensors_of_a_call_of_torch_func_are_not_assigned_after_it() -> None:
+    foreign = ForeignTensors([], are_shared=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        foreign.save_form(x)
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(2))
+    foreign.restore()

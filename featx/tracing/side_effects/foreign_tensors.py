@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.ir.memory import memory_of
 from featx.tree import tensors_in
@@ -58,6 +59,8 @@ class ForeignTensors:
 
     def save_form(self, tensor: torch.Tensor) -> None:
         """Keep what may be assigned of a tensor, or may be written by other means than a torch call, once."""
+        if is_functorch_wrapped_tensor(tensor):  # it is of a call of torch.func, after which it cannot be assigned
+            return
         if id(tensor) not in self._forms and not tensor.is_meta and (self._are_shared or self._is_foreign(tensor)):
             self.save((tensor,))
             form = _Form(tensor.detach(), tensor.requires_grad, tensor.grad if tensor.is_leaf else None)
