@@ -13,6 +13,7 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.model_state.module_state import (
     LayerState,
     ModuleState,
+    Parts,
     holds_plain_values,
     parts_of,
     put_back_parts,
@@ -43,8 +44,8 @@ class AttributeChanges:
         self._parts = {module: parts_of(module) for module in modules} if earlier is None else earlier._parts.copy()
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
-        # What each entry of `_latest` was before a call that changed it.
-        self._earlier: list[tuple[nn.Module, LayerState]] = []
+        # What each entry of `_latest` and `_parts` was before a call that changed it.
+        self._earlier: list[tuple[nn.Module, LayerState, Parts]] = []
         self._inside: dict[nn.Module, list[nn.Module]] = {}
         self._shared: dict[nn.Module, list[_Shared]] = {}
         self._written: set[int] = set()
@@ -66,8 +67,9 @@ class AttributeChanges:
         """Undo what was done since `mark` to a module, to those inside it and to those whose calls were noted."""
         undone = self._earlier[mark:]
         del self._earlier[mark:]
-        self._latest.update(reversed(undone))
-        changed = {*self._at_or_inside(module), *(inner for inner, _ in undone)}
+        for inner, state, parts in reversed(undone):
+            self._latest[inner], self._parts[inner] = state, parts
+        changed = {*self._at_or_inside(module), *(inner for inner, _, _ in undone)}
         for inner in changed:
             self._latest[inner].restore()
             put_back_parts(inner, self._parts[inner])
@@ -76,7 +78,7 @@ class AttributeChanges:
         """Take what a module and those inside it are like as the work of its call, which is over."""
         for inner in self._at_or_inside(module):
             if self._latest[inner].difference() is not None or self.replaced_part(inner) is not None:
-                self._earlier.append((inner, self._latest[inner]))
+                self._earlier.append((inner, self._latest[inner], self._parts[inner]))
                 self._latest[inner] = _state_of(inner)
                 self._parts[inner] = parts_of(inner)
 
