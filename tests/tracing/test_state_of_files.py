@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 from torch import nn
 
 import featx
+from featx.tracing.environment.other_threads import OtherThreads
+from featx.tracing.file_globals.caches import Caches
 
 KEPT: list[torch.Tensor] = []
 TABLES: dict[Any, torch.Tensor] = {}
@@ -232,3 +236,130 @@ def test_state_that_no_call_depends_on_is_allowed(kind: type[Base], entry: Calla
     assert torch.equal(found["output"] if isinstance(found, dict) else found, expected)
     for kept in (TABLES, LOG, Positions.tables):
         kept.clear()
+
+
+SEEN: set[Any] = set()
+STATE: dict[str, Any] = {"mode": ("a", 1), "old": None}
+CALLS: list[Any] = [None, ("first",)]
+LAST: Any = None
+
+
+class Shared:
+    last: Any = None
+    seen: list[Any] = []
+
+
+class LeavesConstants(nn.Module):
+    """None and tuples of plain values, where others or none were before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global LAST
+        SEEN.add((1, 2))
+        STATE.update(done=None, mode=("a", ("b", None)))
+        STATE.pop("old", None)
+        CALLS.pop(0)
+        CALLS.append(("call",))
+        Shared.last, LAST = (1, 2), ("x",)
+        Shared.seen.append(None)
+        return x + 1
+
+
+def constants() -> list[Any]:
+    return [set(SEEN), dict(STATE), list(CALLS), LAST, Shared.last, list(Shared.seen)]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread of the test runner count as one that may have added something."""
+    monkeypatch.setattr(OtherThreads, "have_run", lambda self: False)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("opened", ["0", "1"])
+def test_constants_that_a_call_leaves_are_put_back(opened: str) -> None:
+    model = nn.Sequential(LeavesConstants(), nn.Linear(4, 4)).eval()
+    before = constants()
+    featx.create_feature_extractor(model, [opened], example_inputs=X)
+    assert constants() == before
+    with contextlib.suppress(featx.TraceError):
+        featx.trace(model, X)
+    assert constants() == before
+    with contextlib.suppress(featx.TraceError):
+        featx.get_graph_node_names(model, tracer="symbolic")
+    assert constants() == before
+
+
+class AddsOnce(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_first = "added" not in STATE
+        STATE["added"] = None
+        return x if is_first else x + 1
+
+
+class TakesAway(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if CALLS.pop(0) is None else x + 1
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", [AddsOnce, TakesAway])
+def test_the_second_call_finds_the_constants_that_the_first_one_has_left(kind: type[nn.Module]) -> None:
+    before = constants()
+    with pytest.raises(featx.TraceError, match="second call"):
+        featx.trace(kind().eval(), X)
+    assert constants() == before
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_module_that_leaves_a_constant_for_its_next_call_is_kept_whole() -> None:
+    model = nn.Sequential(AddsOnce(), nn.Linear(4, 4)).eval()
+    traced = featx.create_feature_extractor(model, ["1"], example_inputs=X)
+    try:
+        first, second = traced(X)["1"], traced(X)["1"]
+        assert torch.equal(first, model[1](X))
+        assert torch.equal(second, model[1](X + 1))
+    finally:
+        del STATE["added"]
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_what_another_thread_may_have_added_stays(has_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_thread:  # of the test runner there may be one
+        monkeypatch.setattr(OtherThreads, "have_run", lambda self: False)
+    names: dict[str, Any] = {"__name__": "model", "STATE": {"a": None}, "SEEN": set(), "LOG": [("a",)], "LAST": None}
+    caches = Caches([names], [])
+
+    def change() -> None:
+        sum(range(100_000))
+        names["STATE"]["b"] = ("b",)
+        names["SEEN"].add((1,))
+        names["LOG"].append(None)
+        names["LAST"] = ("b",)
+        has_run.set()
+        is_over.wait()
+
+    has_run, is_over = threading.Event(), threading.Event()
+    is_over.set()
+    if has_thread:
+        is_over.clear()
+        thread = threading.Thread(target=change)
+        thread.start()
+        has_run.wait()
+        caches.restore(lambda tensor: False)
+        is_over.set()
+        thread.join()
+    else:
+        change()
+        caches.restore(lambda tensor: False)
+    added = {"STATE": {"a": None, "b": ("b",)}, "SEEN": {(1,)}, "LOG": [("a",), None]}
+    without = {"STATE": {"a": None}, "SEEN": set(), "LOG": [("a",)]}
+    assert names == {"__name__": "model", "LAST": None, **(added if has_thread else without)}
+
+
+def test_an_object_that_has_taken_the_place_of_none_stays() -> None:
+    made = object()
+    names: dict[str, Any] = {"__name__": "model", "MADE": None}
+    caches = Caches([names], [])
+    names["MADE"] = made
+    caches.restore(lambda tensor: False)
+    assert names["MADE"] is made

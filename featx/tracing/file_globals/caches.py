@@ -19,9 +19,10 @@ import torch
 
 from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
+from featx.tracing.environment.other_threads import OtherThreads
 from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
-from featx.tracing.file_globals.object_states import is_counter, states_of_objects
+from featx.tracing.file_globals.object_states import ObjectState, is_counter, states_of_objects
 from featx.tracing.file_globals.pass_through import ClosureVariable, NamespaceVariable
 from featx.tracing.file_globals.wrapping import each_once, globals_named
 from featx.tracing.guards.scalars import TracedNumber
@@ -41,9 +42,10 @@ class Caches:
     """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
 
     `restore` puts them back: a cached function that was called with something new is emptied, and containers and plain
-    objects hold again what they held where a plain value (a number or text) changed, or where a tensor of the trace
-    came in. Arrays, counters and generators of random numbers are set back. A second call that is compared with the
-    first one finds there what that has left (`put_left`). O(names).
+    objects hold again what they held where a plain value (a number, a text, None or a tuple of such) changed, or where
+    a tensor of the trace came in; what other threads may have added stays. Arrays, counters and generators of random
+    numbers are set back. A second call that is compared with the first one finds there what that has left (`put_left`).
+    O(names).
     """
 
     def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
@@ -62,6 +64,18 @@ class Caches:
         self.holders += [ContextValue(value) for value in found.values if isinstance(value, ContextVar)]
         self.holders += map(Holder, containers_in(found.values, DEPTH_IN_MODULES))
         self._states = states_of_objects(self.holders)
+        # The states in which calls before this was made have left objects.
+        self._states_left: list[ObjectState] = []
+        self.note_threads()
+
+    def note_threads(self) -> None:
+        """Take note that a run starts: what other threads add to containers from now on stays there."""
+        self._threads = OtherThreads()
+
+    def take_left(self, earlier: Caches) -> None:
+        """Take over what calls have left, which `earlier`, of the same names, has put away."""
+        self._left, self._left_tensors = earlier._left, earlier._left_tensors
+        self._states_left = [state for state in (*earlier._states_left, *earlier._states) if state.has_changed]
 
     @property
     def containers(self) -> frozenset[int]:
@@ -110,7 +124,8 @@ class Caches:
         holds_of_call = functools.partial(_holds_of_trace, is_of_call)
         restorers: list[Callable[[], object]] = [state.restore for state in self._states]
         restorers.append(self._empty_functions)
-        restorers += [functools.partial(self._restore_holder, holder, holds_of_call) for holder in self.holders]
+        restore = functools.partial(self._restore_holder, holds_of_call, self._threads.have_run())
+        restorers += [functools.partial(restore, holder) for holder in self.holders]
         run_restorers(restorers[::-1])
 
     def _empty_functions(self) -> None:
@@ -119,8 +134,8 @@ class Caches:
                 function.cache_clear()
                 self._functions[key] = (function, 0)
 
-    def _restore_holder(self, holder: Holder, holds_of_call: Callable[[Any], bool]) -> None:
-        left = holder.restore(holds_of_call)
+    def _restore_holder(self, holds_of_call: Callable[[Any], bool], keeps_added: bool, holder: Holder) -> None:
+        left = holder.restore(holds_of_call, keeps_added=keeps_added)
         if left:
             self._left.append((holder, left))
             self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
@@ -129,7 +144,7 @@ class Caches:
         """Put back what calls have left, for the next call on their replica; `restore` removes it again."""
         for holder, left in self._left:
             holder.put(left)
-        for state in self._states:
+        for state in (*self._states_left, *self._states):
             state.put_left()
 
     def names_left(self, is_computed: Callable[[torch.Tensor], bool]) -> list[str]:
@@ -143,7 +158,7 @@ class Caches:
 
     def forget_left(self) -> None:
         """Forget what calls have left: a call on another replica follows."""
-        self._left, self._left_tensors = [], set()
+        self._left, self._left_tensors, self._states_left = [], set(), []
         for state in self._states:
             state.forget_left()
 

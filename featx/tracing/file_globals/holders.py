@@ -16,6 +16,7 @@ import torch
 
 from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import LARGE, containers_in, differences, items_by_key, methods_of
+from featx.tracing.objects.plain_objects import is_plain_value
 from featx.tracing.objects.replaced_globals import original_of
 
 # The types of plain values, with which code counts or switches between what it does.
@@ -133,11 +134,16 @@ class Holder:
         changed = differences(before, self.now())
         return [key for key, then, now in changed if _is_other_plain_value(now, then)]
 
-    def restore(self, holds_of_trace: Callable[[Any], bool]) -> dict[Any, Any]:
+    def restore(self, holds_of_trace: Callable[[Any], bool], *, keeps_added: bool) -> dict[Any, Any]:
         """Put back what was there where a plain value changed, or where a tensor or something of a trace is now.
 
+        Args:
+            holds_of_trace: says whether a value holds something of a trace.
+            keeps_added: keep None and tuples at new keys: another thread may have added them.
+
         Returns:
-            What has taken the place of a tensor, and what holds something of a trace.
+            What has taken the place of a tensor, of None or of a tuple of plain values, what holds something of a
+            trace, and None and such tuples; `NO_VALUE` where something is gone. Numbers and texts are left out.
         """
         if self.is_untouched():
             return {}
@@ -148,6 +154,11 @@ class Holder:
             for key, item, before in changed
             if item is not before and (isinstance(before, torch.Tensor) or holds_of_trace(item))
         }
+        left |= {
+            key: item
+            for key, before, item in differences(self._before, now)
+            if _is_other_constant(item, before) and not (keeps_added and before is NO_VALUE)
+        }
         keys = {*left, *self._changed_since(self._before)}
         if isinstance(self.value, _IN_ORDER):
             if keys:
@@ -156,10 +167,7 @@ class Holder:
                 methods_of(self.value).extend(self.value, items)
             return left
         for key in keys:
-            if key in self._before:
-                self._put(key, self._before[key])
-            else:
-                self._drop(key)
+            self._put(key, self._before.get(key, NO_VALUE))
         return left
 
     def _items_without(self, places: Collection[int], now: dict[int, Any]) -> list[Any]:
@@ -170,12 +178,16 @@ class Holder:
         return before + [item for place, item in now.items() if place >= len(before) and place not in places]
 
     def put(self, items: dict[Any, Any]) -> None:
-        """Put items there; what stood after the end of a list comes to its end."""
+        """Put items there, or nothing for `NO_VALUE`; what stood after the end of a list comes to its end."""
         for key, item in items.items():
+            if item is NO_VALUE:
+                continue
             if isinstance(self.value, _IN_ORDER) and key >= len(self._before):
                 methods_of(self.value).append(self.value, item)
             else:
                 self._put(key, item)
+        for key in reversed([key for key, item in items.items() if item is NO_VALUE]):  # from the end of a list
+            self._put(key, NO_VALUE)
 
     def replace(self, key: Any, item: Any) -> None:
         """Put an item there, and take it for what was there before."""
@@ -183,7 +195,9 @@ class Holder:
         self._before[key] = item
 
     def _put(self, key: Any, item: Any) -> None:
-        if isinstance(self.value, type):
+        if item is NO_VALUE:
+            self._drop(key)
+        elif isinstance(self.value, type):
             setattr(self.value, key, item)
         elif isinstance(self.value, set):
             set.add(self.value, item)
@@ -191,6 +205,8 @@ class Holder:
             methods_of(self.value).__setitem__(self.value, key, item)
 
     def _drop(self, key: Any) -> None:
+        if key not in self.now():  # another thread has taken it away
+            return
         if isinstance(self.value, type):
             delattr(self.value, key)
         elif isinstance(self.value, set):
@@ -282,6 +298,16 @@ def _names_in(code: CodeType) -> Iterator[str]:
     yield from (*code.co_names, *code.co_freevars)
     for constant in code.co_consts:
         yield from filter(lambda each: type(each) is str, constant if isinstance(constant, tuple) else (constant,))
+
+
+def _is_other_constant(now: object, before: object) -> bool:
+    """Say whether None, or a tuple of plain values, has come to a place or gone from it, if no number or text has.
+
+    What was None and is an object now was made at its first use.
+    """
+    if type(now) in _NUMBERS_AND_TEXTS or type(before) in _NUMBERS_AND_TEXTS:
+        return False
+    return is_plain_value(now) or (is_plain_value(before) and (before is not None or now is NO_VALUE))
 
 
 def _is_other_plain_value(now: object, before: object) -> bool:

@@ -27,7 +27,7 @@ from featx.tracing.objects.containers import (
     items_by_key,
     refill,
 )
-from featx.tracing.objects.plain_objects import PLAIN_TYPES
+from featx.tracing.objects.plain_objects import PLAIN_TYPES, is_plain_value
 from featx.tracing.objects.python_state import PythonState
 
 _PARTS = ("_parameters", "_modules")
@@ -208,7 +208,7 @@ class ModuleState(LayerState):
         """
         for name, container, items in self._items:
             changed = () if has_items(container, items) else differences(items_by_key(items), items_by_key(container))
-            if any(_is_plain(item) for _, _, item in changed):
+            if any(is_plain_value(item) for _, _, item in changed):
                 yield name, container
 
     def had(self, name: str) -> bool:
@@ -301,7 +301,7 @@ def is_alias(value: Any, tensor: torch.Tensor) -> bool:
 
 def holds_plain_values(container: Any) -> bool:
     """Say whether a number, a text, None, or a tuple of such is in a list, dict or set."""
-    return any(map(_is_plain, items_by_key(container).values()))
+    return any(map(is_plain_value, items_by_key(container).values()))
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -338,12 +338,6 @@ def _replaced(before: Any, container: Any) -> Iterator[tuple[Any, Any, Any]]:
 def _is_other(now: Any, before: Any) -> bool:
     """Say whether an object has another value than an earlier one: plain values are compared, all others differ."""
     return type(before) not in PLAIN_TYPES or type(now) is not type(before) or now != before
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in PLAIN_TYPES or (
-        isinstance(value, tuple) and all(map(_is_plain, cast(tuple[Any, ...], value)))
-    )
 
 
 def _described(value: Any) -> str:

@@ -6,6 +6,7 @@ import enum
 import functools
 import sys
 import types
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +19,13 @@ LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
 # The types of numbers, texts, truth values and None.
 PLAIN_TYPES = frozenset({bool, int, float, complex, str, type(None)})
+
+
+def is_plain_value(value: object) -> bool:
+    """Say whether a value is a number, a text, None, or a tuple of such. O(items)."""
+    return type(value) in PLAIN_TYPES or (
+        isinstance(value, tuple) and all(map(is_plain_value, cast(tuple[Any, ...], value)))
+    )
 
 
 def is_plain_object(value: object) -> bool:

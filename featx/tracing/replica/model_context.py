@@ -145,8 +145,10 @@ class ModelContext:
         self.plain_values_of_calls.clear()
         if forget_left:
             self.caches.forget_left()
+        self.caches.note_threads()
         if not self.caches.are_untouched():
-            self.caches = Caches(self.namespaces, self.kinds)
+            earlier_caches, self.caches = self.caches, Caches(self.namespaces, self.kinds)
+            self.caches.take_left(earlier_caches)
             if self._outer_values is not None:
                 earlier, self._outer_values = self._outer_values, self._new_outer_values()
                 self._outer_values.carry_over(earlier)
