@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import contextvars
 import copy
 import functools
@@ -243,6 +244,46 @@ def test_context_variable_that_forward_sets_is_put_back() -> None:
     with pytest.raises(featx.TraceError, match="changes the value 'variable'"):
         featx.trace(Counting(), X)
     assert variable.get() == 0.0
+
+
+EMPTY: contextvars.ContextVar[Any] = contextvars.ContextVar("EMPTY")
+
+
+class SetsVariable(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        EMPTY.set(x.sum() if self.value is torch.Tensor else self.value)
+        return x + 1
+
+
+@pytest.mark.parametrize("value", [1.0, "text", None, ("a", 1), Key(), torch.Tensor])
+def test_context_variable_without_a_value_has_none_after_a_trace(value: Any) -> None:
+    model = nn.Sequential(SetsVariable(value), nn.Linear(4, 4))
+    for make in (
+        lambda: featx.create_feature_extractor(model, ["1"], example_inputs=X),
+        lambda: featx.create_feature_extractor(model, ["0"], example_inputs=X),
+        lambda: featx.trace(model, X),
+        lambda: featx.symbolic_trace(model),
+    ):
+        with contextlib.suppress(featx.TraceError):
+            make()
+        assert EMPTY.get("unset") == "unset"
+
+
+class FillsVariable(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if EMPTY.get(None) is None:
+            EMPTY.set(Key())
+            x = x * 2
+        return x + 1
+
+
+def test_the_second_call_finds_the_object_that_a_context_variable_has_got() -> None:
+    with pytest.raises(featx.TraceError, match="second call"):
+        featx.trace(FillsVariable(), X)
 
 
 @pytest.mark.parametrize("kind", sorted(STATES.keys() - {"generator"}))  # which cannot be copied

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +67,7 @@ def run_plainly(
     call_args, call_kwargs = as_given(bound, len(args))
     foreign.note_made((call_args, call_kwargs))
     context.refresh_caches(forget_left=True)
+    variables = copy_context()  # what it sets of context variables goes with this
     restore_caches = functools.partial(context.caches.restore, lambda tensor: True)  # all are computed from copies
     restorers: list[Callable[[], object]] = [
         restore_caches, foreign.restore, generator.restore, generators.restore, modes.leave,
@@ -73,13 +75,13 @@ def run_plainly(
     try:
         try:
             with kernels, function_mode or nullcontext():
-                return PlainRun(root(*call_args, **call_kwargs), None)
+                return PlainRun(variables.run(root, *call_args, **call_kwargs), None)
         except Exception as error:
             return PlainRun(None, error)
         finally:
-            run_restorers(restorers)
+            variables.run(run_restorers, restorers)
     finally:
-        run_restorers(restorers)  # again: an interrupt may have ended the first one
+        variables.run(run_restorers, restorers)  # again: an interrupt may have ended the first one
 
 
 def _zeros_of(

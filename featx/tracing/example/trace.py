@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,6 +143,8 @@ class ExampleTrace:
         self._restorers: list[Callable[[], object]] = []
         # The traces of all calls of the replica.
         self._calls: list[ExampleTrace] = [] if conditions.before is None else conditions.before._calls
+        # The context variables of all calls of the replica: a variable that had no value could not be emptied again.
+        self._variables = copy_context() if conditions.before is None else conditions.before._variables
         self._apply(conditions)
         self._calls.append(self)  # all that `drop_replica` asks for is there
 
@@ -223,13 +226,13 @@ class ExampleTrace:
         is_done = False
         try:
             try:
-                self._run(args, kwargs)
+                self._variables.run(self._run, args, kwargs)
                 is_done = True
             finally:
-                run_restorers(self._restorers)
+                self._variables.run(run_restorers, self._restorers)
         finally:
             try:
-                run_restorers(self._restorers)  # again: an interrupt may have ended the first one
+                self._variables.run(run_restorers, self._restorers)  # again: an interrupt may have ended the first one
             finally:
                 self.recorder.caller = None
                 if not is_done:
@@ -451,8 +454,8 @@ class ExampleTrace:
         self._remove_absent()
         try:
             # Where the first call has recorded what forward does with autocast, that is compared.
-            return does_the_same_again(
-                replay, self.model_context, self.replica, self.recorder, args, kwargs,
+            return self._variables.run(
+                does_the_same_again, replay, self.model_context, self.replica, self.recorder, args, kwargs,
                 gradients=self.gradients, toggles_autocast=not self._tracer.observes_autocast,
             )  # fmt: skip
         finally:
@@ -500,6 +503,7 @@ class ExampleTrace:
         for call in calls:
             call.checks.states = AttributeChanges(())
             call.recorder.earlier = EarlierCalls()
+            call._variables = copy_context()
             call.forget_record()
         self._calls.clear()
         drop_tensors([call._kept for call in calls])

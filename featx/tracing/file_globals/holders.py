@@ -267,7 +267,7 @@ class ContextValue(Holder):
         return self._current() is items[self.value.name]
 
     def _put(self, key: Any, item: Any) -> None:
-        if item is not NO_VALUE:
+        if item is not NO_VALUE:  # which runs leave to the context that they run in
             self.value.set(item)
 
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -150,8 +151,10 @@ class Tracer(TracerBase):
         places = find_names_to_replace(namespaces, self._autowrap_modules, self._autowrap_functions, is_recording=False)
         comparison = None if self.new_comparison is None else self.new_comparison(self, replica, caches)
 
+        variables = copy_context()  # what the calls set of context variables goes with this
+
         def call() -> Graph:
-            return self._call(replica, function, concrete_args, PassThroughs(places))
+            return variables.run(self._call, replica, function, concrete_args, PassThroughs(places))
 
         try:
             graph = call()
@@ -162,7 +165,7 @@ class Tracer(TracerBase):
                 comparison.check(graph, call)
                 self.graph, self.node_name_to_scope = graph, places_of_nodes
         finally:
-            caches.restore(self._tensors.was_made)
+            variables.run(caches.restore, self._tensors.was_made)
         self.submodule_paths, self._twins, self._replica = paths, {}, None
         return graph
 
