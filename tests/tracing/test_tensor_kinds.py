@@ -107,3 +107,21 @@ def test_others_run_on_such_tensors(x: torch.Tensor) -> None:
     model = Net().eval()
     got = featx.create_feature_extractor(model, ["layer"], example_inputs=x)(x)["layer"]
     assert torch.equal(got, model(x))
+
+
+class ForwardOfInstance(Net):
+    """The forward that runs is an attribute of the module: that of its class says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.other
+
+    def other(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * 2 if hasattr(x, "lens") else x)
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_forward_of_the_instance_is_the_one_that_is_asked(is_root: bool) -> None:
+    model = ForwardOfInstance() if is_root else nn.Sequential(nn.Identity(), ForwardOfInstance())
+    with pytest.raises(featx.TraceError, match=r"plain tensor.*names 'lens'"):
+        featx.create_feature_extractor(model, ["layer" if is_root else "1.layer"], example_inputs=with_attribute())

@@ -14,6 +14,7 @@ from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.inputs.run_inputs import RunInputs
 from featx.tracing.model_state.tensor_attributes import TensorAttributes
+from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.objects.structure import contents_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
@@ -88,7 +89,8 @@ class FinalChecks:
     def codes_that_ran(self) -> set[CodeType]:
         """Return the code that has called torch, and that of opened modules."""
         functions = [inspect.unwrap(self._context.function)]
-        functions += [type(each).forward for each in self._state_checks.opened_modules]
+        for module in self._state_checks.opened_modules:
+            functions += [type(module).forward, forward_of(module)]  # with and without what decorates it
         codes = (getattr(each, "__code__", None) for each in functions)
         return self._recorder.codes | {code for code in codes if code is not None}
 
@@ -98,7 +100,7 @@ class FinalChecks:
 
     def _functions_that_may_have_run(self) -> Iterator[FunctionType]:
         """Yield the forward functions of what is traced and of opened modules, and what these may call."""
-        own = ((type(module).forward, type(module)) for module in self._state_checks.opened_modules)
+        own = ((forward_of(module), type(module)) for module in self._state_checks.opened_modules)
         for function, kind in ((self._context.function, type(self._context.root)), *own):
             for reached, _ in functions_reached(function, kind):
                 yield reached

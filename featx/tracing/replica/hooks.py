@@ -20,6 +20,7 @@ from featx.ir.torch_layers import is_of_torch
 from featx.libraries import is_collecting_hook
 from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import containers_in
+from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.signals import NeedsHooks, Untraceable
 from featx.tracing.source.attributes import names_changed_in, names_read_in
 
@@ -67,7 +68,7 @@ class ModelHooks:
         """Raise where forward of one of `modules` may read what hooks change, of modules at `paths` or inside these."""
         changed = self._names_changed(paths) if self._paths else frozenset[str]()
         for module in modules if changed else ():
-            read = changed & names_read_in(inspect.unwrap(type(module).forward), type(module))
+            read = changed & names_read_in(forward_of(module), type(module))
             if read:
                 self.refuse_stored(f"perhaps in '{min(read)}',")
 
