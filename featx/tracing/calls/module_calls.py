@@ -230,7 +230,7 @@ class ModuleCalls:
         recorder = self._recorder
         self._left.reveal(module)
         self._measured.context.check_plain_values()  # those that the code around the call has changed
-        caller, attempt = self._caller, Checkpoint(recorder, self._checks)
+        caller, attempt = self._caller, Checkpoint(recorder, self._checks, self._torch_calls)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
         changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None
         if changed is not None or changed_outside is not None:

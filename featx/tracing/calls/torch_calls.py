@@ -19,6 +19,7 @@ from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
 from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
+from featx.tracing.history.noted_set import NotedSet
 from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.tensor_versions import versions_of
@@ -92,9 +93,14 @@ class TorchCalls:
         # Whether an opened module has given a tensor other memory.
         self._storage_was_replaced = False
         # Memory of tensors that the model may know as one object, and the trace as several.
-        self._aliased_memory: set[int] = set()
+        self._aliased_memory = NotedSet[int]()
         # How the switches of the process are set.
         self._switches = switches()
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What notes something that `mark` and `forget` take back."""
+        return self.value_log, self.kernels.shapes, self._results, self._aliased_memory
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,16 +13,17 @@ class ValueLog:
 
     def __init__(self) -> None:
         self.given: list[tuple[str, Any]] = []
-        self._expected: deque[tuple[str, Any]] = deque()
+        self._expected: list[tuple[str, Any]] = []
+        self._taken = 0
 
     def expect(self, earlier: Iterable[tuple[str, Any]]) -> None:
         """Answer, from now on, what an earlier trace was answered. The graph will check that it is the same."""
-        self._expected = deque(earlier)
+        self._expected, self._taken = list(earlier), 0
 
     @property
     def are_expected(self) -> bool:
         """Whether there are answers of an earlier trace left."""
-        return bool(self._expected)
+        return self._taken < len(self._expected)
 
     def note(self, name: str, answer: Any) -> None:
         """Keep an answer for a later trace."""
@@ -36,9 +36,19 @@ class ValueLog:
             NeedsRealValues: there is none.
             Diverged: it asked something else.
         """
-        if not self._expected:
+        if not self.are_expected:
             raise NeedsRealValues
-        asked, answer = self._expected.popleft()
+        asked, answer = self._expected[self._taken]
+        self._taken += 1
         if asked != name:
             raise Diverged
         return answer
+
+    def mark(self) -> tuple[int, int]:
+        """Return what `forget` needs to take back everything from now on."""
+        return len(self.given), self._taken
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        """Take back the answers since `mark`; those of an earlier trace are given again."""
+        given, self._taken = mark
+        del self.given[given:]

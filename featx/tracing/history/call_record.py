@@ -50,6 +50,17 @@ class Record:
         keywords = _snapshot(kwargs) if kwargs else kwargs
         self.events.append(Event(called, _snapshot(args), keywords, _snapshot(result), autocast_dtypes()))
 
+    def mark(self) -> tuple[int, int]:
+        """Return what `forget` needs to take back everything from now on."""
+        return len(self.events), len(self.returned_inputs)
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        """Take back what was noted since `mark`."""
+        events, returned = mark
+        del self.events[events:]
+        while len(self.returned_inputs) > returned:
+            self.returned_inputs.popitem()
+
 
 def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad

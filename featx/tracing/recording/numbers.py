@@ -92,6 +92,17 @@ class Numbers:
         # Keys of caches that differ: by the ids of the origins of their numbers, with these.
         self._told_apart: dict[tuple[int, ...], list[Origin]] = {}
 
+    def mark(self) -> tuple[int, ...]:
+        """Return what `forget` needs to take back everything from now on."""
+        return len(self.values), len(self.computed), len(self.ties), len(self._told_apart)
+
+    def forget(self, mark: tuple[int, ...]) -> None:
+        """Take back what was noted since `mark`. That sizes were read stays noted."""
+        values, computed, ties, told_apart = mark
+        del self.values[values:], self.origins[values:], self.computed[computed:], self.ties[ties:]
+        while len(self._told_apart) > told_apart:
+            self._told_apart.popitem()
+
     def new(self, value: int | float, origin: Origin, *, is_disguised: bool = False) -> Any:
         """Return a number that the model gets, as one whose arithmetic is recorded.
 

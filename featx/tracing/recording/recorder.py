@@ -21,6 +21,7 @@ from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, p
 from featx.tracing.history.call_record import Record
 from featx.tracing.history.earlier_calls import EarlierCalls
 from featx.tracing.history.lineage import Lineage, Origin, Part, source_node
+from featx.tracing.history.noted_set import NotedSet
 from featx.tracing.history.opaque_call import OpaqueCall
 from featx.tracing.history.write_log import WriteLog
 from featx.tracing.nodes.grad_modes import GradModes
@@ -121,9 +122,9 @@ class Recorder(TracerBase):
         self.device: torch.device = model_context.device
         self.raised = RaisedErrors()
         self.caller: FrameType | None = None
-        self.codes: set[CodeType] = set()
+        self.codes = NotedSet[CodeType]()
         self.called: dict[CodeType, dict[str, Any]] | None = None
-        self.written_at: set[tuple[str, Line | None]] = set()
+        self.written_at = NotedSet[tuple[str, Line | None]]()
         self.write_log = WriteLog(lambda tensor: self.stand_ins.version_of(tensor))
         self.has_dynamic_shape = False
         self.most_nodes: int | None = None
@@ -142,6 +143,13 @@ class Recorder(TracerBase):
         self._named: set[Node] = set()
         # Makes objects where the argument is what a module returns.
         self._returned: ReturnedObjects | None = None
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What notes something that `mark` and `forget` take back; the graph comes last."""
+        record = () if self.call_record is None else (self.call_record,)
+        notes = self.names, self.lineage, self.write_log, self.numbers, self.codes, self.written_at
+        return (*notes, *record, self.autocast_modes, self.graph)
 
     def model_frame(self) -> FrameType | None:
         """Return the frame of the model's code that runs; None inside a module of torch that is the root itself."""

@@ -105,9 +105,22 @@ class Results:
 
     def restore_objects(self) -> None:
         """Give objects that calls gave their own numbers back."""
-        for value, name, item in reversed(self._replaced):
+        self._restore_since(0)
+
+    def _restore_since(self, place: int) -> None:
+        for value, name, item in reversed(self._replaced[place:]):
             object.__setattr__(value, name, item)
-        self._replaced = []
+        del self._replaced[place:]
+
+    def mark(self) -> tuple[int, int]:
+        """Return what `forget` needs to take back everything from now on."""
+        return len(self.objects), len(self._replaced)
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        """Take back what was noted since `mark`: objects get their own numbers back."""
+        objects, replaced = mark
+        del self.objects[objects:]
+        self._restore_since(replaced)
 
     def follow(self, value: Any, origin: Origin, frame: FrameType | None) -> Any:
         """Return the value of `origin` so that whatever is done with it, or with a part of it, is followed.

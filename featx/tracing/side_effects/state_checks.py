@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.history.noted_set import NotedSet
 from featx.tracing.model_state.attribute_changes import AttributeChanges
 from featx.tracing.model_state.module_state import AttributePath, plain_attributes
 from featx.tracing.objects.module_parts import forward_of, has_forward_hooks
@@ -63,17 +64,31 @@ class StateChecks:
         self.paths = paths
         self.states = AttributeChanges(paths, earlier)
         self.training = {module: mode_of(module) for module in paths}
-        self.opened_modules: set[nn.Module] = set()
-        self.opaque_paths: set[str] = set()
+        self.opened_modules = NotedSet[nn.Module]()
+        self.opaque_paths = NotedSet[str]()
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
-        self.left: set[Left] = set()
+        self.left = NotedSet[Left]()
         self.cache_message: str | None = None
         self.kept_input_message: str | None = None
         self._is_requested, self._cannot_be_whole = is_requested, set[str]()
         # The modules that are being traced through, and those that were, and whose forward has changed attributes.
         self._in_progress: list[nn.Module] = [next(iter(paths))]
-        self._changed: set[nn.Module] = set()
+        self._changed = NotedSet[nn.Module]()
+
+    def mark(self) -> tuple[Any, ...]:
+        """Return what `forget` needs to take back everything from now on; `states` has marks of its own."""
+        return tuple(each.mark() for each in self._noted), self.cache_message, self.kept_input_message
+
+    def forget(self, mark: tuple[Any, ...]) -> None:
+        """Take back what was noted since `mark`."""
+        marks, self.cache_message, self.kept_input_message = mark
+        for noted, its_mark in zip(self._noted, marks, strict=True):
+            noted.forget(its_mark)
+
+    @property
+    def _noted(self) -> tuple[NotedSet[Any], ...]:
+        return self.opened_modules, self.opaque_paths, self.left, self._changed
 
     def note_opaque_call(self, module: nn.Module, path: str, *, needs_measuring: bool) -> None:
         """Take note that a module was called as one node. `needs_measuring` is as for `OneNodeChecks.check`."""

@@ -6,7 +6,6 @@ with values found. Code that depends on their number shows in a run of its own, 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -37,7 +36,8 @@ class DynamicShapes:
 
     def __init__(self) -> None:
         self.found: list[tuple[Any, list[_Layout]]] = []
-        self._expected: deque[tuple[Any, list[_Layout]]] = deque()
+        self._expected: list[tuple[Any, list[_Layout]]] = []
+        self._taken = 0
         self.are_expected = False
         # What kernels return in a fake mode, by what this depends on. It is shared with the runs that follow.
         self._known: dict[Any, Any] = {}
@@ -45,22 +45,31 @@ class DynamicShapes:
 
     def expect(self, earlier: DynamicShapes) -> None:
         """Take the lengths of this run, which has no values, from those of an earlier one."""
-        self._expected, self._known = deque(earlier.found), earlier._known
+        self._expected, self._taken, self._known = list(earlier.found), 0, earlier._known
         self.are_expected = bool(self._expected)
 
     def note_place(self) -> Callable[[], bool]:
         """Return what says, later, whether lengths have been taken since now."""
-        left = len(self._expected)
-        return lambda: len(self._expected) != left
+        taken = self._taken
+        return lambda: self._taken != taken
 
     @contextmanager
     def peeking(self) -> Generator[None]:
         """Take the expected lengths for kernels that run again afterwards, with values."""
-        expected = self._expected.copy()
+        taken = self._taken
         try:
             yield
         finally:
-            self._expected = expected
+            self._taken = taken
+
+    def mark(self) -> tuple[int, int]:
+        """Return what `forget` needs to take back everything from now on."""
+        return len(self.found), self._taken
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        """Take back the layouts since `mark`; those of an earlier run are expected again."""
+        found, self._taken = mark
+        del self.found[found:]
 
     def note(self, kernel: Any, result: Any) -> None:
         """Keep the layouts of what a kernel has computed."""
@@ -72,9 +81,10 @@ class DynamicShapes:
         Raises:
             NeedsRealValues: the form is not known.
         """
-        if not self._expected or self._expected[0][0] is not kernel:
+        if self._taken >= len(self._expected) or self._expected[self._taken][0] is not kernel:
             raise NeedsRealValues
-        _, known = self._expected.popleft()
+        known = self._expected[self._taken][1]
+        self._taken += 1
         if any(not leaf.is_meta for leaf in tensors_in((args, kwargs))):
             return kernel(*args, **kwargs)  # small inputs, which have values
         key = key_of_call(kernel, args, kwargs)
