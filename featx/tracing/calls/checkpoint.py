@@ -25,6 +25,7 @@ class Checkpoint:
         self._state = checks.states.mark()
         parts = (*recorder.parts, checks, *torch_calls.parts)
         self._marks: list[tuple[Any, Any]] = [(part, part.mark()) for part in parts]
+        self._writes, self._written = torch_calls.recent_writes, torch_calls.recent_writes.mark()
         self._called = {} if recorder.called is None else recorder.called
         self._number_of_called = len(self._called)
 
@@ -36,5 +37,10 @@ class Checkpoint:
         self._checks.states.reset(module, self._state)
         for part, mark in self._marks:
             part.forget(mark)
+        self._writes.forget(self._written)
         while len(self._called) > self._number_of_called:
             self._called.popitem()
+
+    def release(self) -> None:
+        """Take note that nothing will be taken back to here; what outer ones need of it is kept."""
+        self._writes.release(self._written)

@@ -27,7 +27,8 @@ class ModelWrites:
     def __init__(
         self, recorder: Recorder, shared: frozenset[int], held: Mapping[str, int], foreign: ForeignTensors
     ) -> None:
-        self._counts = Counter[int]()
+        # The memory that kernels have written, again for each of them.
+        self._written: list[int] = []
         self._held = held
         self._recorder = recorder
         self._foreign = foreign
@@ -57,9 +58,19 @@ class ModelWrites:
         if not memories.isdisjoint(self._shared):
             raise WritesSharedTensor
         self._foreign.save(tensors)
-        self._counts.update(memories)
+        self._foreign.recent.save(tensors)
+        self._written += memories
         recorder.opaque_call.writes_model = recorder.opaque_call.writes_model or not memories.isdisjoint(self._copied)
 
     def counts(self) -> dict[str, int]:
         """Return how many kernels have written the memory of each tensor of the replica, by path. O(tensors)."""
-        return {path: self._counts[memory] for path, memory in self._held.items()}
+        counts = Counter(self._written)
+        return {path: counts[memory] for path, memory in self._held.items()}
+
+    def mark(self) -> int:
+        """Return what `forget` needs to take back everything from now on."""
+        return len(self._written)
+
+    def forget(self, mark: int) -> None:
+        """Take back what was counted since `mark`."""
+        del self._written[mark:]

@@ -254,7 +254,9 @@ class ModuleCalls:
             self._checks.opened_modules.add(module)
             # The path of a layer means its first call, also where it is looked into for what its hooks store.
             is_meant = self.requested_calls[path] < 2 or not self._is_leaf(module, path)
-            return self._marked(result, path, caller) if is_meant else result
+            result = self._marked(result, path, caller) if is_meant else result
+            attempt.release()
+            return result
         except Untraceable as error:
             recorder.raised.raise_behind(error)
             if not self._may_stay_opaque(module) or (recorder.hooks.are_run and self._is_leaf(module, path)):

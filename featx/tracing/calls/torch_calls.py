@@ -26,6 +26,7 @@ from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
+from featx.tracing.side_effects.recent_writes import RecentWrites
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.frames import line_of, user_frame
 from featx.tracing.source_uses.syntax_queries import (
@@ -98,9 +99,15 @@ class TorchCalls:
         self._switches = switches()
 
     @property
+    def recent_writes(self) -> RecentWrites:
+        """What saves the values of tensors that are written since a mark."""
+        return self._foreign.recent
+
+    @property
     def parts(self) -> tuple[Any, ...]:
         """What notes something that `mark` and `forget` take back."""
-        return self.value_log, self.kernels.shapes, self._results, self._aliased_memory
+        notes = self.value_log, self.kernels.shapes, self._results, self._aliased_memory
+        return notes if self._writes is None else (*notes, self._writes)
 
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
@@ -282,7 +289,10 @@ class TorchCalls:
                 self._writes.refuse_shared(first)
             self._foreign.save_form(first)
         elif not self._recorder.is_real and (facts_of(name).writes_first or "out" in kwargs):
-            self._foreign.save(targets_of_write(args, kwargs))  # where it is real, kernels tell
+            targets = targets_of_write(args, kwargs)  # where it is real, kernels tell
+            self._foreign.save(targets)
+            known = self._recorder.stand_ins.has_values
+            self.recent_writes.save(each for each in targets if isinstance(each, torch.Tensor) and known(each))
 
     def _note_result(self, given: list[torch.Tensor], result: Any) -> None:
         """Take note of what a kernel of a run for real has returned."""

@@ -485,6 +485,7 @@ class ExampleTrace:
         self._results.objects = []
         self.inputs.release()
         self._torch_calls.generator.forget()
+        self._torch_calls.recent_writes.release(0)
 
     def put_back_tensors(self) -> None:
         """Let modules hold the tensors of before where forward has assigned what stands for them, or another name."""

@@ -9,6 +9,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.ir.memory import memory_of
+from featx.tracing.side_effects.recent_writes import RecentWrites, whole_memory
 from featx.tree import tensors_in
 
 
@@ -27,11 +28,15 @@ class ForeignTensors:
         own: tensors that the run may change: those of its replica.
         earlier: the same of an earlier call of the replica.
         are_shared: whether its own tensors are those of the model, of which it may write stand-ins alone.
+
+    Attributes:
+        recent: saves what a part of the run writes, of any tensors.
     """
 
     def __init__(
         self, own: Iterable[torch.Tensor], earlier: ForeignTensors | None = None, *, are_shared: bool = False
     ) -> None:
+        self.recent = RecentWrites()
         self._are_shared = are_shared
         # By their memory. What the run may change joins when it is first asked for, which is not in most runs.
         self._made: set[int] = set() if earlier is None else earlier._made
@@ -44,8 +49,10 @@ class ForeignTensors:
         if isinstance(value, torch.Tensor) and value.is_meta:
             return
         made = set(map(memory_of, _tensors(value)))
-        if made and not made <= self._made:
-            self._made |= made.difference(map(memory_of, _tensors(given)))
+        if made and (self.recent.are_saved or not made <= self._made):
+            made.difference_update(map(memory_of, _tensors(given)))
+            self._made |= made
+            self.recent.note_made(made)
 
     def save(self, written: Iterable[Any]) -> None:
         """Copy the memory of tensors that are about to be written, once each."""
@@ -54,7 +61,7 @@ class ForeignTensors:
                 memory = memory_of(tensor)
                 if memory not in self._values:
                     with torch.inference_mode(False):  # what is made in that mode could not be written after it
-                        whole = _whole_memory(tensor)
+                        whole = whole_memory(tensor)
                         self._values[memory] = whole, whole.clone()
 
     def save_form(self, tensor: torch.Tensor) -> None:
@@ -91,8 +98,3 @@ class ForeignTensors:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tensors_in(value) if not leaf.is_meta]
-
-
-def _whole_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all memory of which a tensor may be a part, as bytes, with versions of its own."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
