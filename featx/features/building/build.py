@@ -35,6 +35,7 @@ from featx.features.requests.processing import process, refuse_maps_of_scaled_im
 from featx.features.requests.request import Request
 from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts, stand_in
+from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
@@ -253,6 +254,10 @@ class _Mode:
         image, example = tracing.inputs.image, tracing.inputs.used
         root = with_heads(tracing.model_in_mode(), {} if tracing.edits is None else tracing.edits.modules())
         other = None if example is None else OtherSizes(lambda: self.graph, root, example, image)
+        if other is not None:
+            if tracing.other_sizes is not None and is_same_graph(tracing.other_sizes[0], self.graph):
+                other.take_over(tracing.other_sizes[1])
+            tracing.other_sizes = self.graph, other
         if tracing.edits is not None:
             given = (
                 other if tracing.starts is None else OtherSizes(lambda: self.graph, root, stand_in(self.graph), None)

@@ -14,6 +14,7 @@ from featx.examples import Example, other_guesses, refused_guess
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.model_inputs import ModelInputs
 from featx.features.describing.known_model import KnownModel
+from featx.features.describing.other_sizes import OtherSizes
 from featx.features.requests.edits import Edits
 from featx.features.requests.request import OUTPUT
 from featx.features.requests.starts import Starts
@@ -103,6 +104,8 @@ class ModelTracing:
         self._tracer = tracer
         # Whether a trace has ended early, as the model failed after what is requested.
         self.ended_early = False
+        # What values become at other sizes, with the graph that has told it.
+        self.other_sizes: tuple[Graph, OtherSizes] | None = None
         # Where forward could be followed no further, by mode, in graphs that need not reach its end.
         self.ends: dict[bool | None, EarlyEnd] = {}
         # What is known from a trace in the other mode; where modules do more than set flags, nothing.

@@ -21,6 +21,8 @@ from featx.tree import tensors_in, tree_map
 
 # The shapes that a graph returns, by key.
 Shapes = Mapping[str, tuple[int, ...]]
+# Cached properties that hold what runs have found.
+_FOUND = ("_wider", "_three_times_as_many_and_longer", "_more_samples", "_longer")
 # From the shape of an input, another one.
 _Resize = Callable[[torch.Tensor], list[int]]
 
@@ -44,6 +46,14 @@ class OtherSizes:
         self._image = image
         self._larger: dict[tuple[int, ...], Shapes] = {}
         self._inputs = [leaf for leaf in tensors_in((example.args, example.kwargs)) if leaf.dim()]
+
+    def take_over(self, earlier: OtherSizes) -> None:
+        """Take over what `earlier` has found with an equal graph, in runs that came to their end."""
+        self._larger = earlier._larger.copy()
+        found = vars(earlier)
+        for name in _FOUND:
+            if name in found and (name != "_wider" or found[name][1]):
+                vars(self)[name] = found[name]
 
     def of_image(self, image: ImageInput | None) -> OtherSizes:
         """Return the same for another image among the inputs."""
