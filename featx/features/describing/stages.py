@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from featx.features.building.liveness import Liveness
 from featx.features.describing.declared_stages import declared_stages
 from featx.features.describing.images import ImageInput
 from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, maps_of
@@ -22,6 +21,7 @@ from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
 from featx.tracing.nodes.module_output import module_output
+from featx.tracing.objects.module_parts import has_forward_hooks
 
 # Their modules are called one by one; "what a list returns" is what the last of them does.
 _CONTAINERS = frozenset({"ModuleList", "ModuleDict"})
@@ -60,7 +60,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
     if not found:
         computed = _computed(traced.graph, model)
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
-        made = _of_result(made, traced, model) or made
+        made = _without_hooks(made, traced, model)
         made = _without_attention(_without_inner_operations(made, traced), traced)
         of_image = [each for each in all_of(made) if is_of_image(each, traced)]
         found = _in_order(last_at_each_stride(of_image, traced), traced)
@@ -90,19 +90,20 @@ def _computed(graph: Graph, model: nn.Module) -> set[Node]:
     return computed_from_inputs(graph) & of_weights
 
 
-def _of_result(maps: dict[str, list[Stage]], traced: TracedRows, model: nn.Module) -> dict[str, list[Stage]]:
-    """Leave out what the result of the model does not depend on: copies that hooks make of maps to store them."""
-    returned = {node for node in traced.graph.nodes if "" in node.meta.get("returned_by", ())}
-    if not returned:
-        return maps
-    needed = set(Liveness(traced.graph, returned, model).kept)
-    # Marks of what modules have returned have no users.
-    needed.update(
-        node
-        for node in traced.graph.find_nodes(op="call_function", target=module_output)
-        if not needed.isdisjoint(node.all_input_nodes)
-    )
-    return {name: stages for name, stages in maps.items() if traced.nodes[name] in needed}
+def _without_hooks(maps: dict[str, list[Stage]], traced: TracedRows, model: nn.Module) -> dict[str, list[Stage]]:
+    """Leave out what hooks compute after what their module has returned: copies that they store, means of maps."""
+    returned = {path: node for node in traced.graph.nodes for path in node.meta.get("returned_by", ())}
+    last: dict[str, Node] = {}
+    for path, module in model.named_modules():
+        node = returned.get(path) if has_forward_hooks(module) else None
+        if node is not None and node.target is module_output:
+            last[path] = max(node.all_input_nodes, default=node)
+
+    def is_of_hook(name: str) -> bool:
+        around = name.rpartition(".")[0]
+        return traced.by_name[name].kind != "module" and around in last and traced.nodes[name] > last[around]
+
+    return {name: stages for name, stages in maps.items() if not is_of_hook(name)}
 
 
 def _without_inner_operations(maps: dict[str, list[Stage]], traced: TracedRows) -> dict[str, list[Stage]]:
