@@ -61,6 +61,16 @@ def network_of_detector(model: nn.Module) -> str | None:
     return next((path for path in ("backbone.body", "backbone.features", "backbone") if path in paths), None)
 
 
+def trains_as_usual(module: nn.Module) -> bool:
+    """Say whether `train` of a module of transformers does what that of torch does.
+
+    It exchanges kernels afterwards, where `use_kernels` asks for special ones.
+    """
+    train = type(module).train
+    is_of_base = (train.__module__, train.__qualname__) == ("transformers.modeling_utils", "PreTrainedModel.train")
+    return is_of_base and not getattr(module, "use_kernels", True)
+
+
 def tokens_are_in_order(modules: Iterable[nn.Module]) -> bool:
     """Say whether tokens stand in the order of the patches of the image, row by row, which is the custom."""
     return _REORDERING.isdisjoint(type(module).__name__ for module in modules)

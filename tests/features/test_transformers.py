@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import featx
+from featx.tracing.replica.replica import only_sets_flags
 
 pytestmark = pytest.mark.sweep
 
@@ -200,3 +201,25 @@ def test_output_of_a_causal_model_needs_no_word_on_its_cache(example: str | None
     for our, their in zip(ours, theirs, strict=True):
         assert torch.equal(our.keys, their.keys)
         assert torch.equal(our.values, their.values)
+
+
+def test_train_of_transformers_sets_flags_unless_it_exchanges_kernels() -> None:
+    class Merges(transformers.BertModel):  # type: ignore[misc]
+        def train(self, mode: bool = True) -> Any:
+            self.merged = not mode
+            return super().train(mode)
+
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    assert only_sets_flags(model)
+    assert not only_sets_flags(Merges(config))
+    extractor = featx.create_feature_extractor(model, ["encoder.layer.1"])
+    ids = torch.randint(0, 50, (3, 7))
+    for training in (False, True):
+        expected = model.train(training)(ids).last_hidden_state
+        assert torch.equal(extractor.train(training)(input_ids=ids)["encoder.layer.1"], expected)
+    model._use_kernels = True
+    assert not only_sets_flags(model)

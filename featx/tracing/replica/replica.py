@@ -20,6 +20,7 @@ from torch import nn
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
 from featx.ir.modules import walk_modules
+from featx.libraries import trains_as_usual
 from featx.tracing.file_globals.caches import Caches
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
@@ -324,7 +325,8 @@ def _run_uncompiled(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def only_sets_flags(module: nn.Module) -> bool:
     """Say whether `train` of a module does no more than to set flags."""
-    return type(module).train is nn.Module.train and "train" not in module.__dict__
+    is_known = type(module).train is nn.Module.train or trains_as_usual(module)
+    return is_known and "train" not in module.__dict__
 
 
 def tensors_held_by(module: nn.Module) -> list[torch.Tensor]:
