@@ -28,7 +28,7 @@ from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
-from featx.tree import clone_tensors, held
+from featx.tree import clone_tensors
 
 
 class GraphModule(nn.Module):
@@ -423,7 +423,7 @@ def opened(root: nn.Module, training: bool, args: tuple[Any, ...], kwargs: Mappi
     leaves = {path for path, module in root.named_modules(remove_duplicate=False) if constructor_of(module) is not None}
     tracer = ExampleTracer(
         lambda module, path: path in leaves,
-        autowrap_functions=(clone_tensors, held, later_of, returned_of),  # of generated code
+        autowrap_functions=(clone_tensors, later_of, returned_of),  # of generated code
         training=training,
         follows_wrapped=True,
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import importlib.util
+import pickle
 import types
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -408,3 +412,61 @@ def test_no_change_for_other_inputs_goes_unnoticed(change: type[nn.Module], kind
             except featx.SpecializationError:
                 continue
             assert torch.equal(found, model(x))
+
+
+class Fuses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, maps: list[torch.Tensor]) -> torch.Tensor:
+        return self.first(maps[0]) + self.second(maps[1])
+
+
+class Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, maps: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(maps["a"]) + maps["b"]
+
+
+class GivesListAndDict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fuses, self.mixes = nn.Linear(4, 4), nn.Linear(4, 4), Fuses(), Mixes()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.a(x), self.b(x)
+        y = self.fuses([a, b])
+        return self.mixes({"a": a, "b": y}) * 2
+
+
+def test_what_calls_leave_is_checked_by_each_kind_of_code(tmp_path: Path) -> None:
+    x = torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(GivesListAndDict().eval(), ["fuses", "output"], example_inputs=x)
+    assert extractor.code.count("check_held(") == 2
+    expected = extractor(x)
+    extractor.to_folder(tmp_path / "written")
+    makers: list[Callable[[], Any]] = [
+        lambda: copy.deepcopy(extractor),
+        lambda: pickle.loads(pickle.dumps(extractor)),
+        lambda: torch.compile(extractor, backend="aot_eager", fullgraph=True),
+        lambda: torch.export.export(extractor, (x,)).module(),
+        lambda: torch.jit.script(extractor),
+        lambda: featx.to_torch_fx(extractor),
+        lambda: written_in(tmp_path / "written"),
+    ]
+    for make in makers:
+        found = make()(x)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def written_in(folder: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("written", folder / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FxModule()
