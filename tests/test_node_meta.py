@@ -13,7 +13,7 @@ from featx.passes.partial_copy import _OF_THE_NODE
 ROOT = Path(featx.__file__).parent
 PAGE = ROOT.parent / "docs" / "node-meta.md"
 # Of the meta of modules, which is another dict.
-OF_MODULES = {"free_dims", "feature_info", "example", "frozen_norms", "opened_norms"}
+OF_MODULES = {"free_dims", "feature_info", "example", "frozen_norms", "frozen_parameters", "opened_norms"}
 
 
 def is_meta(node: ast.expr) -> bool:

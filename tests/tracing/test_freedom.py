@@ -14,7 +14,7 @@ from torch import nn
 
 import featx
 from featx import ExampleTracer, GraphModule, SpecializationError
-from featx.tracing.calls import measured_calls
+from featx.tracing.calls import given
 from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.freedom.outcomes import FREE, FreeDims, Outcome
 from featx.tracing.recording.numbers import Numbers
@@ -283,7 +283,7 @@ class GivesDict(nn.Module):
 
 
 def test_name_that_featx_lacks_is_no_reason_to_trace_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(measured_calls, "parts_of")
+    monkeypatch.delattr(given, "parts_of")
     with pytest.raises(NameError, match="parts_of"):
         featx.create_feature_extractor(GivesDict().eval(), ["taker"], example_inputs=torch.rand(2, 3))
 
