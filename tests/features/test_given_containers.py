@@ -371,6 +371,39 @@ class ByStoredList(nn.Module):
         return items[1]
 
 
+class FillsEmpty(nn.Module):
+    """Adds to an empty list, for some inputs."""
+
+    def forward(self, x: torch.Tensor, found: Any) -> torch.Tensor:
+        if x.sum() > 0:
+            found.append(x * 3)
+        return x
+
+
+class GivesEmpty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.fills, self.head = nn.Linear(4, 4, bias=False), FillsEmpty(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, found = self.a(x), list[torch.Tensor]()
+        y = self.fills(y, found)
+        return self.head(torch.stack([y, *found]).sum(0))
+
+
+def test_an_empty_list_that_is_filled_for_other_inputs() -> None:
+    torch.manual_seed(0)
+    model, x = GivesEmpty().eval(), torch.rand(2, 4)
+    for example in (x, -x):
+        extractor = featx.create_feature_extractor(model, ["a", "head"], example_inputs=example)
+        assert torch.equal(extractor(example)["head"], model(example))
+        try:
+            found = extractor(-example)["head"]
+        except featx.SpecializationError:
+            continue
+        assert torch.equal(found, model(-example))
+
+
 class GivesTwo(nn.Module):
     def __init__(self, change: nn.Module, kind: str) -> None:
         super().__init__()

@@ -17,8 +17,10 @@ from featx.tracing.objects.structure import contents_of, parts_of
 from featx.tracing.signals import UnsupportedValue
 
 
-def _holds_tensor(items: list[Any] | dict[Any, Any]) -> bool:
-    return any(isinstance(item, torch.Tensor) for item in (items.values() if isinstance(items, dict) else items))
+def _is_for_tensors(items: list[Any] | dict[Any, Any]) -> bool:
+    """Say whether there is a tensor among items, or there are none, so that a call may put some there."""
+    values = items.values() if isinstance(items, dict) else items
+    return not items or any(isinstance(item, torch.Tensor) for item in values)
 
 
 class Given:
@@ -29,7 +31,7 @@ class Given:
         self._containers = [(each, copy_of(each)) for each in parts if isinstance(each, (list, dict))]
         self._objects = [(each, attributes_of(each)) for each in parts if is_dataclass(each)]
         held = (*self._containers, *self._objects)
-        self._ids = {id(each) for each, items in held if _holds_tensor(items)}
+        self._ids = {id(each) for each, items in held if _is_for_tensors(items)}
         # The positions and names of the arguments that hold them.
         arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()] if self._ids else []
         self._arguments = dict(arguments)
