@@ -107,8 +107,8 @@ class MeasuredCalls:
                 given.refuse_numbers()
                 given.refuse_same(result)
             with torch._C.DisableTorchFunction():
-                held = {} if given is None else self._held(node, given.places)
-                added = recorder.add_node(*_with_held(node, held), None, None)
+                held_at = {} if given is None else self._held(node, given.places)
+                added = recorder.add_node(*_with_held(node, held_at), None, None)
                 if is_opaque_module:
                     added.meta["is_opaque_module"] = True
                 if is_measured:
@@ -117,7 +117,7 @@ class MeasuredCalls:
                     written = [value for value, version in pairs if is_unseen or version_of(value) != version]
                     added.meta["effects"] = self._effects(added, module, inputs, written, result)
                 if given is not None:
-                    self._check_held(held, given, str(node[1]))
+                    self._check_held(held_at, given, str(node[1]))
                 self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
                 recorder.scope = taken_in or recorder.scope
                 result = self._alias_returned_inputs(leaves, result)
