@@ -8,6 +8,7 @@ import logging.handlers
 import multiprocessing
 import os
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -478,3 +479,33 @@ def test_a_lock_that_no_other_thread_may_want_hands_over_nothing(
     else:
         with pytest.raises(featx.TraceError, match="hands work to another thread or process"):
             featx.trace(model, x)
+
+
+READS_OF_THE_GENERATOR = """
+import gc, sys, threading
+from featx.tracing.environment.generators import TorchGenerator
+
+class Cycle:
+    def __init__(self): self.itself = self
+    def __del__(self):
+        for _ in range(50): pass
+
+def read():
+    generator = TorchGenerator()
+    for _ in range(5_000):
+        Cycle()
+        assert not generator.was_set()
+
+gc.set_threshold(20)
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=read) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert gc.isenabled()
+"""
+
+
+@pytest.mark.slow
+def test_a_garbage_collection_does_not_block_threads_that_read_the_generator():
+    # torch.get_rng_state allocates its result while it holds the mutex of the generator; with it this hangs.
+    subprocess.run([sys.executable, "-c", READS_OF_THE_GENERATOR], check=True, timeout=120)

@@ -21,6 +21,7 @@ from featx.ir.node import Node
 from featx.ir.torch_layers import is_torch_layer
 from featx.saved_tensor import SavedTensor
 from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
+from featx.tracing.environment.generators import rng_state
 from featx.tracing.model_state.module_state import ModuleState
 from featx.tree import tree_leaves
 
@@ -169,7 +170,7 @@ class _Snapshot:
         values = [*module.buffers(), *(operator.attrgetter(path)(module) for path in written), *tree_leaves(inputs)]
         tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
         self._saved = [SavedTensor(tensor) for tensor in tensors.values()]
-        self._generator = torch.get_rng_state()
+        self._generator = rng_state()
         self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:

@@ -6,8 +6,10 @@ has run; otherwise a trace runs again, or uses what else it knows.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+from threading import RLock
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,24 @@ SETS_GENERATOR = "forward seeds torch's random generator, or puts it back,"
 # The methods of a torch.Generator that seed it, and all that put it into another state than the next one.
 _SEEDING = {"manual_seed", "seed"}
 _SETTERS = {*_SEEDING, "set_state", "graphsafe_set_state", "set_offset"}
+_COLLECTOR_SWITCH = RLock()
+
+
+def rng_state() -> torch.Tensor:
+    """Return the state of torch's default generator of the CPU, without a garbage collection meanwhile.
+
+    `torch.get_rng_state` makes the tensor that it returns while it holds the mutex of the generator. Up to Python 3.11
+    that may start a collection. Finalizers then run Python code, which gives other threads the GIL. One that asks for the
+    state waits for the mutex with the GIL in its hands, and neither thread goes on.
+    """
+    with _COLLECTOR_SWITCH:  # or another thread could switch it on again in between
+        was_enabled = gc.isenabled()
+        try:
+            gc.disable()
+            return torch.get_rng_state()
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 class TraceGenerators:
@@ -87,7 +107,7 @@ class TorchGenerator:
 
     def __init__(self) -> None:
         self._threads = OtherThreads()
-        self._first = self._expected = self._left = torch.get_rng_state()
+        self._first = self._expected = self._left = rng_state()
         self._seed = torch.initial_seed()
         # Whether `on_call` gets all calls of this thread, and then whether one has set the generator since `note`.
         self.has_profile_hook = False
@@ -111,7 +131,7 @@ class TorchGenerator:
             with torch._C.DisableTorchFunction():
                 torch.empty(1, device="cpu").uniform_()
         self._is_set = self._is_seeded = False
-        self._expected = torch.get_rng_state()
+        self._expected = rng_state()
         if is_alone:
             self._left = self._expected
 
@@ -125,7 +145,7 @@ class TorchGenerator:
         """
         if self._is_seeded:  # perhaps as a run before has, whose state could not be put back
             return True
-        now = torch.get_rng_state()
+        now = rng_state()
         if torch.equal(now, self._expected):
             return False
         if self.has_profile_hook:
@@ -139,7 +159,7 @@ class TorchGenerator:
 
     def restore(self) -> None:
         """Put the generator back, unless another thread may have drawn from it. May be called twice."""
-        now = torch.get_rng_state()
+        now = rng_state()
         if torch.equal(now, self._first):
             return
         if torch.equal(now, self._left) or not self._threads.have_run():
