@@ -31,8 +31,8 @@ def rng_state() -> torch.Tensor:
     """Return the state of torch's default generator of the CPU, without a garbage collection meanwhile.
 
     `torch.get_rng_state` makes the tensor that it returns while it holds the mutex of the generator. Up to Python 3.11
-    that may start a collection. Finalizers then run Python code, which gives other threads the GIL. One that asks for the
-    state waits for the mutex with the GIL in its hands, and neither thread goes on.
+    that may start a collection. Finalizers then run Python code, which gives other threads the GIL. One that asks for
+    the state waits for the mutex with the GIL in its hands, and neither thread goes on.
     """
     with _COLLECTOR_SWITCH:  # or another thread could switch it on again in between
         was_enabled = gc.isenabled()
