@@ -140,7 +140,7 @@ class RequestedNodes:
         error: Exception | None = None
         try:
             trace = self._trace_opened(example, asked)
-            if names_match_full_trace(trace.graph, asked, trace.module_calls.ran_inside_opaque):
+            if names_match_full_trace(trace.graph, asked, trace.module_calls.whole.ran_inside):
                 return trace.graph
         except (NodeNameError, TraceError) as caught:
             # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
@@ -158,7 +158,7 @@ class RequestedNodes:
         except NodeNameError as unknown:
             if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
                 raise error from None
-            if unknown.name in trace.module_calls.ran_inside_opaque and not unknown.kept_whole:
+            if unknown.name in trace.module_calls.whole.ran_inside and not unknown.kept_whole:
                 raise TraceError(
                     f"'{unknown.name}' of {self._owner} runs inside a call that is one node, such as that of an "
                     "autograd.Function or of compiled code, which no trace looks into. Request what is around it"

@@ -28,7 +28,7 @@ def modules_to_open(paths: Collection[str], names: Iterable[str]) -> frozenset[s
     return frozenset(opened)
 
 
-def names_match_full_trace(graph: Graph, names: Iterable[str], ran_inside_opaque: Collection[str]) -> bool:
+def names_match_full_trace(graph: Graph, names: Iterable[str], ran_inside: Collection[str]) -> bool:
     """Say whether each of `names` means in `graph` what it means in the graph of a trace that opens all modules.
 
     Nodes are numbered in the module that makes them, which does the same whatever it calls is opened or not. But a
@@ -38,9 +38,9 @@ def names_match_full_trace(graph: Graph, names: Iterable[str], ran_inside_opaque
     Args:
         graph: a trace with some modules kept whole.
         names: what is requested.
-        ran_inside_opaque: the paths of modules to open, or requested, that ran inside others.
+        ran_inside: the paths of modules to open, or requested, that ran inside others.
     """
-    if ran_inside_opaque:
+    if ran_inside:
         return False
     calls: Counter[object] = Counter()
     with_parts: set[tuple[str, str]] = set()

@@ -15,7 +15,8 @@ from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
 from featx.tracing.calls.measured_calls import MeasuredCalls
 from featx.tracing.calls.model_writes import ModelWrites
-from featx.tracing.calls.module_calls import ModuleCalls, Opening
+from featx.tracing.calls.module_calls import ModuleCalls
+from featx.tracing.calls.opening import Opening
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
@@ -328,7 +329,7 @@ class ExampleTrace:
             self._measured.outer_values = context.outer_values()
         modes.leave_inference_mode()
         modes.enter(FunctionMode(self._on_torch_call), self._torch_calls.kernels, gradients=self.gradients)
-        self.module_calls.one_node_checks.modes_around = torch._C._len_torch_function_stack()
+        self.module_calls.whole.checks_before.modes_around = torch._C._len_torch_function_stack()
         return generators
 
     def _output_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from featx.errors import FeatxError, TraceError
-from featx.tracing.calls.module_calls import LeafPolicy, Opening
+from featx.tracing.calls.opening import LeafPolicy, Opening
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.thread_modes import ThreadModes
 from featx.tracing.example.conditions import Conditions, RequestedNodeFinder
