@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -29,58 +31,117 @@ def unsupported_side_effect(
     path = checks.paths[module]
     # A module of which others call methods alone cannot be kept whole.
     must_open = checks.must_open(path) or not is_called
-    for name, holder in state.changed_values():
-        if checks.is_only_stored(name):
-            continue
-        what = f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
-        if not must_open and not checks.is_held_by_opened(holder):
-            return what
-        checks.note_cache(path, what, ())
-    for name in state.new_attributes():
-        if is_tested_for(type(module), name):
-            what = f"forward tests whether it has already created the attribute '{name}',"
-            if not must_open:
+    effects = _ForwardEffects(checks, recorder, module, state, path, must_open)
+    return (
+        effects.changed_value()
+        or effects.tested_attribute()
+        or effects.grown_container()
+        or effects.rebound_buffer()
+        or effects.replaced_item()
+        or effects.assigned_tensor()
+        or effects.assigned_number()
+        or ("forward draws from a random generator of its own" if state.drawn_generators() else None)
+    )
+
+
+@dataclass(frozen=True)
+class _ForwardEffects:
+    """What forward has left on one module, a method for each kind of effect.
+
+    Each returns the first one that no graph reproduces, or None. Where the module must be opened, and the effect may be
+    a cache, it is noted instead: a second call tells.
+    """
+
+    checks: StateChecks
+    recorder: Recorder
+    module: nn.Module
+    state: ModuleState
+    path: str
+    must_open: bool
+
+    def changed_value(self) -> str | None:
+        """A number, text or object that was an attribute before."""
+        for name, holder in self.state.changed_values():
+            if self.checks.is_only_stored(name):
+                continue
+            what = (
+                f"forward changes the attribute '{name}' (if its first call alone does so, call the model once before)"
+            )
+            if not self.must_open and not self.checks.is_held_by_opened(holder):
                 return what
-            checks.note_cache(path, what, [AttributePath(name, name)])
-    for name, added in state.grown_containers():
-        if checks.is_only_stored(name):
-            continue
-        origins = [recorder.lineage.get(value) for value in added]
-        # A table by size is made anew by the graph.
-        are_constants = all(id(value) in recorder.earlier.constants for value in added)
-        if not are_constants and not all(
-            origin is not None and not depends_on_inputs(recorder.node_of(origin)) for origin in origins
-        ):
+            self.checks.note_cache(self.path, what, ())
+        return None
+
+    def tested_attribute(self) -> str | None:
+        """A new attribute, where code asks whether it is there."""
+        for name in self.state.new_attributes():
+            if is_tested_for(type(self.module), name):
+                what = f"forward tests whether it has already created the attribute '{name}',"
+                if not self.must_open:
+                    return what
+                self.checks.note_cache(self.path, what, [AttributePath(name, name)])
+        return None
+
+    def grown_container(self) -> None:
+        """Items that were added to a list, dict or set, or removed. They are noted and never refused here."""
+        for name, added in self.state.grown_containers():
+            if self.checks.is_only_stored(name) or self._is_table_by_size(added):
+                continue
             # A second call tells whether it finds them there, and whether there are more of them after each call.
             what = f"forward adds to '{name}' or removes items from it,"
-            checks.note_cache(path, what, computed_attributes(recorder, state))
-    for name, value in state.rebound_buffers(recorder.is_made_here).items():
-        before = state.buffer(name)
-        # `self.table = self.table.to(x.device)` assigns what was there.
-        if not recorder.stand_ins.is_stand_in_of(value, before) and not (
-            before is not None and is_alias(value, before)
-        ):
+            self.checks.note_cache(self.path, what, computed_attributes(self.recorder, self.state))
+
+    def _is_table_by_size(self, added: Iterable[Any]) -> bool:
+        """Say whether items are made from sizes and constants alone, so that a graph makes them anew."""
+        recorder = self.recorder
+        if all(id(value) in recorder.earlier.constants for value in added):
+            return True
+        origins = [recorder.lineage.get(value) for value in added]
+        return all(origin is not None and not depends_on_inputs(recorder.node_of(origin)) for origin in origins)
+
+    def rebound_buffer(self) -> str | None:
+        """A buffer that holds another tensor than before."""
+        recorder = self.recorder
+        for name, value in self.state.rebound_buffers(recorder.is_made_here).items():
+            before = self.state.buffer(name)
+            if recorder.stand_ins.is_stand_in_of(value, before) or (before is not None and is_alias(value, before)):
+                continue  # `self.table = self.table.to(x.device)` assigns what was there
             what = f"forward assigns a new tensor to the buffer '{name}'"
-            if not must_open or is_persistent(module, name) or is_from_inputs(recorder, value):
+            if not self.must_open or is_persistent(self.module, name) or is_from_inputs(recorder, value):
                 return what
-            checks.note_cache(path, what, [AttributePath(name, name)])
-    for name, value in state.replaced_items():
-        if is_from_inputs(recorder, value):
-            # A second call tells whether it is read there before it is replaced again.
-            checks.kept_input_message = f"forward stores a value computed from its input in '{name}'"
-    for name, value in state.assigned_tensors():
-        if not is_read(type(module), name) or not is_from_inputs(recorder, value):
-            continue
-        # What was not there at all was assigned before it was read, unless the code asks whether it is there.
-        if is_tested_for(type(module), name) or (state.had(name) and checks.require_read_order((path, name))):
-            return f"forward stores an input-dependent value in the attribute '{name}', and reads it in the next call"
-    for name in state.assigned_numbers():
-        if is_read(type(module), name) and checks.require_read_order((path, name)):
-            what = f"forward stores a number in the attribute '{name}', and reads it in the next call"
-            if not must_open or is_from_inputs(recorder, module.__dict__[name]):
-                return what
-            checks.note_cache(path, what, [AttributePath(name, name)])
-    return "forward draws from a random generator of its own" if state.drawn_generators() else None
+            self.checks.note_cache(self.path, what, [AttributePath(name, name)])
+        return None
+
+    def replaced_item(self) -> None:
+        """A value of the inputs that took the place of another in a container: it is noted and never refused here."""
+        for name, value in self.state.replaced_items():
+            if is_from_inputs(self.recorder, value):
+                # A second call tells whether it is read there before it is replaced again.
+                self.checks.kept_input_message = f"forward stores a value computed from its input in '{name}'"
+
+    def assigned_tensor(self) -> str | None:
+        """A value of the inputs in an attribute that the next call reads."""
+        for name, value in self.state.assigned_tensors():
+            if not is_read(type(self.module), name) or not is_from_inputs(self.recorder, value):
+                continue
+            # What was not there at all was assigned before it was read, unless the code asks whether it is there.
+            if is_tested_for(type(self.module), name) or (
+                self.state.had(name) and self.checks.require_read_order((self.path, name))
+            ):
+                return (
+                    f"forward stores an input-dependent value in the attribute '{name}', and reads it in the next call"
+                )
+        return None
+
+    def assigned_number(self) -> str | None:
+        """A number in an attribute that the next call reads."""
+        for name in self.state.assigned_numbers():
+            if is_read(type(self.module), name) and self.checks.require_read_order((self.path, name)):
+                what = f"forward stores a number in the attribute '{name}', and reads it in the next call"
+                if not self.must_open or is_from_inputs(self.recorder, self.module.__dict__[name]):
+                    return what
+                self.checks.note_cache(self.path, what, [AttributePath(name, name)])
+        return None
 
 
 def is_persistent(module: nn.Module, name: str) -> bool:
