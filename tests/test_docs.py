@@ -9,6 +9,7 @@ import torchvision
 import featx
 from featx.features.building.requested import RequestedNodes
 from featx.features.building.tracing import ModelTracing
+from featx.features.building.tracing_options import TracingOptions
 from featx.features.requests.request import as_request
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +59,7 @@ def test_worked_example_has_the_figures_and_lines_of_the_page() -> None:
     images = torch.rand(1, 3, 224, 224)
     model = torchvision.models.resnet50(weights=None)
     extractor = featx.create_feature_extractor(model, request, example_inputs=images)
-    tracing = ModelTracing(model, example_inputs=images)
+    tracing = ModelTracing(model, TracingOptions(example_inputs=images, makes_values=True))
     traced = RequestedNodes(tracing, "train").find(as_request(request, "return_nodes")).graph
     tracing.drop()
     parameters = sum(parameter.numel() for parameter in extractor.parameters())

@@ -13,6 +13,7 @@ from featx.errors import ArgumentTypeError, RequestError
 from featx.features.building.build import Options, build
 from featx.features.building.feature_tracer import check_model
 from featx.features.building.tracing import ModelTracing
+from featx.features.building.tracing_options import TracingOptions
 from featx.features.describing.info import FeatureInfo, FeatureInfos
 from featx.features.describing.node_rows import traced_rows
 from featx.features.describing.stages import Stage, Stages, stages_of
@@ -212,9 +213,13 @@ def create_backbone(
             f"{type(model).__name__} resizes its images, so that its maps have no stride against them; make the "
             f"backbone of its network: create_backbone(model.{network})"
         )
-    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
-    tracing.training = False
-    stages = stages_of(model, traced_rows(tracing), tracing.inputs.image)
+    how = TracingOptions(
+        tracer_kwargs=tracer_kwargs, concrete_args=concrete_args, example_inputs=example_inputs, opens_stacks=True
+    )
+    tracing = ModelTracing(model, how)
+    with tracing.in_mode(False):
+        rows = traced_rows(tracing)
+    stages = stages_of(model, rows, tracing.inputs.image)
     image = None if tracing.inputs.image is None else tracing.inputs.image.name
     if not stages.all:
         raise _no_maps(type(model).__name__, image, tracing.inputs.missing)

@@ -16,7 +16,7 @@ from featx.features.adaptive import AdaptiveExtractor
 from featx.features.building.build import CaseTracer, Options, build
 from featx.features.building.feature_tracer import check_model
 from featx.features.building.given_example import given_example
-from featx.features.building.tracing import TracerName
+from featx.features.building.tracing_options import TracerName
 from featx.features.dual import DualGraphModule
 from featx.features.requests.edits import Edit
 from featx.features.requests.feature import Feature

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from featx.features.building.each_mode import in_each_mode
-from featx.features.building.tracing import ModelTracing, TracerName
+from featx.features.building.tracing import ModelTracing
+from featx.features.building.tracing_options import TracerName, TracingOptions
 from featx.features.requests.attention import with_probabilities
 from featx.features.requests.select import names_of
 
@@ -50,7 +51,10 @@ def get_graph_node_names(
         ArgumentTypeError: `model` is not a module.
         TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
-    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs, tracer)
+    options = TracingOptions(
+        tracer_kwargs=tracer_kwargs, concrete_args=concrete_args, example_inputs=example_inputs, tracer=tracer
+    )
+    tracing = ModelTracing(model, options)
     names, errors = in_each_mode(tracing, lambda: names_of(tracing.graph(may_end_early=True)))
     if len(errors) == 2:
         raise errors[model.training]

@@ -11,6 +11,7 @@ from torch import nn
 
 import featx
 from featx.features.building.tracing import ModelTracing
+from featx.features.building.tracing_options import TracingOptions
 
 IMAGES = torch.rand(2, 6, 4, 4, generator=torch.Generator().manual_seed(0))
 SEQUENCES = torch.rand(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -133,7 +134,7 @@ MODELS: list[tuple[type[nn.Module], torch.Tensor]] = [
 
 def values_of_the_list(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
     """Run the graph in which names are listed, and return what each named node gives."""
-    tracing = ModelTracing(model, example_inputs=x)
+    tracing = ModelTracing(model, TracingOptions(example_inputs=x))
     tracing.training = False
     values: dict[str, Any] = {}
 

@@ -15,6 +15,7 @@ from featx.examples import Example
 from featx.features.building.case_state import left_by, note_left, state_use_of, tensors_left_out
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
+from featx.features.building.feature_tracer import check_model
 from featx.features.building.item_names import names_of_items
 from featx.features.building.left_reads import read_of
 from featx.features.building.own_train import looked_into, opened_writer
@@ -22,7 +23,8 @@ from featx.features.building.prune import prune
 from featx.features.building.raising_graph import raising_graph
 from featx.features.building.reachable import share_reachable_modules
 from featx.features.building.requested import RequestedNodes, TracedModel
-from featx.features.building.tracing import ModelTracing, TracerName
+from featx.features.building.tracing import ModelTracing
+from featx.features.building.tracing_options import TracerName, TracingOptions
 from featx.features.describing.info import FeatureInfos, infos_of
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.dual import DualGraphModule
@@ -35,7 +37,6 @@ from featx.features.requests.processing import process, refuse_maps_of_scaled_im
 from featx.features.requests.request import Request
 from featx.features.requests.select import IN_ONE_MODE, names_of
 from featx.features.requests.starts import Starts, stand_in
-from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
@@ -75,8 +76,7 @@ def build(
 
     `earlier_dims` is what one for other inputs has found of their dimensions, by mode, which saves runs of the model.
     """
-    tracing = _tracing(model, options, example_inputs)
-    tracing.earlier_dims = earlier_dims or {}
+    tracing = _tracing(model, options, example_inputs, earlier_dims or {})
     try:
         modes = _trace_modes(tracing, requests, options)
         _keep_writes_for_other_mode(modes, tracing, options)
@@ -118,20 +118,33 @@ def _keep_writes_for_other_mode(modes: Mapping[bool, _Mode], tracing: ModelTraci
     """Let the graph of each mode write the tensors of the model that only the graph of the other one reads."""
     uses = {training: state_use_of(mode.graph) for training, mode in modes.items() if mode.traced is not None}
     for training, use in uses.items():
-        tracing.training = training
-        root = tracing.model_in_mode()
-        needed = set[int]().union(*(tensors_left_out(root, use, other) for other in uses.values()))
-        if needed:
-            modes[training].complete(tracing, options, frozenset(needed))
+        with tracing.in_mode(training):
+            root = tracing.model_in_mode()
+            needed = set[int]().union(*(tensors_left_out(root, use, other) for other in uses.values()))
+            if needed:
+                modes[training].complete(tracing, options, frozenset(needed))
 
 
-def _tracing(model: nn.Module, options: Options, example_inputs: Any) -> ModelTracing:
-    tracing = ModelTracing(
-        model, options.tracer_kwargs, options.concrete_args, example_inputs, options.tracer, options.check_sizes
+def _tracing(
+    model: nn.Module,
+    options: Options,
+    example_inputs: Any,
+    earlier_dims: Mapping[bool, FreeDims | None],
+    opened: frozenset[str] = frozenset(),
+) -> ModelTracing:
+    how = TracingOptions(
+        tracer_kwargs=options.tracer_kwargs,
+        concrete_args=options.concrete_args,
+        example_inputs=example_inputs,
+        tracer=options.tracer,
+        check_sizes=options.check_sizes,
+        edits=None if options.edits is None else Edits(options.edits, check_model(model)),
+        starts=None if options.inputs is None else Starts(options.inputs, check_model(model)),
+        opened=opened,
+        makes_values=True,
+        earlier_dims=earlier_dims,
     )
-    tracing.edits = None if options.edits is None else Edits(options.edits, model)
-    tracing.starts = None if options.inputs is None else Starts(options.inputs, model)
-    return tracing
+    return ModelTracing(model, how)
 
 
 def _is_adapted(modes: Iterable[_Mode], options: Options) -> bool:
@@ -170,7 +183,6 @@ class CaseTracer:
         `training` is None for the modes that its modules are in.
         """
         with self._tracing(model, example, opened) as tracing:
-            tracing.earlier_dims = self._dims
             if training is None:
                 return _trace_as_it_is(tracing, self._requests[model.training], self._options).graph
             mode = _trace_mode(tracing, self._requests[training], training, self._options)
@@ -187,14 +199,14 @@ class CaseTracer:
         `training` is the mode of the new graph; see `IsUnaffected`.
         """
         earlier = earlier.with_options(self._chosen, model.forward)
-        with self._tracing(model, example, frozenset()) as tracing:
-            tracing.training = training if is_in_mode else not training
+        mode = training if is_in_mode else not training
+        with self._tracing(model, example, frozenset()) as tracing, tracing.in_mode(mode):
             return tracing.does_the_same_after(earlier, switches_mode=not is_same_mode)
 
     @contextmanager
     def _tracing(self, model: nn.Module, example: Example, opened: frozenset[str]) -> Generator[ModelTracing]:
-        tracing = _tracing(model, self._options, example.with_options(self._chosen, model.forward))
-        tracing.opened = opened
+        example = example.with_options(self._chosen, model.forward)
+        tracing = _tracing(model, self._options, example, self._dims, opened)
         try:
             yield tracing
         finally:
@@ -251,13 +263,9 @@ class _Mode:
             tracing.edits.check_effect(self.graph)
             tracing.edits.call_modules(self.graph, head_path)
         self.free_dims = traced.free_dims if tracing.starts is None else None
-        image, example = tracing.inputs.image, tracing.inputs.used
+        image = tracing.inputs.image
         root = with_heads(tracing.model_in_mode(), {} if tracing.edits is None else tracing.edits.modules())
-        other = None if example is None else OtherSizes(lambda: self.graph, root, example, image)
-        if other is not None:
-            if tracing.other_sizes is not None and is_same_graph(tracing.other_sizes[0], self.graph):
-                other.take_over(tracing.other_sizes[1])
-            tracing.other_sizes = self.graph, other
+        other = tracing.other_sizes(self.graph, root)
         if tracing.edits is not None:
             given = (
                 other if tracing.starts is None else OtherSizes(lambda: self.graph, root, stand_in(self.graph), None)
@@ -297,9 +305,9 @@ def _trace_modes(tracing: ModelTracing, requests: Mapping[bool, Request], option
 
 
 def _is_missing_too(tracing: ModelTracing, request: Request, training: bool, name: str) -> bool:
-    tracing.training = training
     try:
-        RequestedNodes(tracing, _name_of(training)).find(request)
+        with tracing.in_mode(training):
+            RequestedNodes(tracing, _name_of(training)).find(request)
     except NodeNameError as error:
         return error.name == name
     except Exception:  # the model's own too
@@ -308,10 +316,10 @@ def _is_missing_too(tracing: ModelTracing, request: Request, training: bool, nam
 
 
 def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options: Options) -> _Mode:
-    tracing.training = training
     mode = _Mode(training, tracing.flags(training))
     try:
-        traced = RequestedNodes(tracing, _name_of(training)).find(request)
+        with tracing.in_mode(training):
+            traced = RequestedNodes(tracing, _name_of(training)).find(request)
     except DrawnAwayError as error:
         mode.error = error
     except RequestError:
@@ -320,7 +328,8 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
         mode.error = error
     else:
         try:
-            mode.finish(traced, tracing, options)
+            with tracing.in_mode(training):
+                mode.finish(traced, tracing, options)
         except RequestError as error:
             # In train mode more may follow from other inputs: the auxiliary heads of GoogLeNet.
             if options.inputs is None or training is tracing.model.training:
@@ -331,7 +340,6 @@ def _trace_mode(tracing: ModelTracing, request: Request, training: bool, options
 
 def _trace_as_it_is(tracing: ModelTracing, request: Request, options: Options) -> _Mode:
     """Trace the model in the modes that its modules are in."""
-    tracing.training = None
     mode = _Mode(tracing.model.training, {})
     mode.finish(RequestedNodes(tracing, "as it is now").find(request), tracing, options)
     return mode
@@ -345,8 +353,8 @@ def _check_state_between(modes: Mapping[bool, _Mode], tracing: ModelTracing, pre
         left = left_by(modes[writing].graph) - left_by(modes[reading].graph)
         # A trace of the other mode tells by itself of which length its own caches are.
         left = [each for each in left if not each.is_for_one_length]
-        tracing.training = reading
-        read = read_of(left, tracing) if left else None
+        with tracing.in_mode(reading):
+            read = read_of(left, tracing) if left else None
         if read is not None:
             modes[not present].error = TraceError(
                 f"forward stores what it computes in {read} in {_name_of(writing)} mode, "

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TypeVar
 
 from featx.features.building.tracing import ModelTracing
-from featx.tracing.replica.mode_reads import ModeReads
 
 _Found = TypeVar("_Found")
 
@@ -20,18 +19,16 @@ def in_each_mode(tracing: ModelTracing, find: Callable[[], _Found]) -> tuple[dic
     """
     found: dict[bool, _Found] = {}
     errors: dict[bool, Exception] = {}
-    tracing.training, tracing.reads = False, (reads := ModeReads())
-    with suppress(Exception):
+    with tracing.in_mode(False), tracing.recording_mode_reads() as reads, suppress(Exception):
         found[False] = find()
-    tracing.reads = None
     if found and not reads.any and not tracing.inputs.is_for_one_mode:
         return {False: found[False], True: found[False]}, {}
     for training in (False, True):
         if training in found:
             continue
-        tracing.training = training
         try:
-            found[training] = find()
+            with tracing.in_mode(training):
+                found[training] = find()
         except Exception as error:  # such as for a batch of one sample, or for targets that are missing
             errors[training] = error
     return found, errors

@@ -72,7 +72,6 @@ class RequestedNodes:
             NodeNameError: a name does not exist.
             TraceError: the model cannot be traced.
         """
-        self._tracing.makes_values = True
         request = self._with_operations(request)
         missing: list[str] = []
         is_drawn_away = False
@@ -182,9 +181,8 @@ class RequestedNodes:
             )
 
     def _trace_opened(self, example: Example, request: Request) -> ExampleTrace:
-        opened = modules_to_open(self._modules, request) | self._tracing.opened
+        opened = modules_to_open(self._modules, request) | self._tracing.options.opened
         trace, free = self._tracing.checked(self._tracing.new_tracer(request, opened), example, self._finder(request))
-        self._tracing.ended_early |= trace.early_stop_reason is not None
         self._note(trace, free)
         select(trace.graph, request, self._owner)
         return trace
@@ -200,7 +198,7 @@ class RequestedNodes:
         return Finder(request, self._owner, self._tracing.model_in_mode)
 
     def _note(self, trace: ExampleTrace, free: FreeDims) -> None:
-        self._tracing.remember_context(trace)
+        self._tracing.note(trace)
         self._free_dims = free
         self._left.update(trace.checks.left)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,26 +14,24 @@ from featx.errors import ArgumentTypeError, FeatxError, NodeNameError, TraceErro
 from featx.examples import Example, other_guesses, refused_guess
 from featx.features.building.feature_tracer import FeatureTracer, check_model
 from featx.features.building.model_inputs import ModelInputs
+from featx.features.building.tracing_options import TracerName, TracingOptions
 from featx.features.describing.known_model import KnownModel
 from featx.features.describing.other_sizes import OtherSizes
-from featx.features.requests.edits import Edits
 from featx.features.requests.request import OUTPUT
-from featx.features.requests.starts import Starts
+from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
 from featx.tracing.checks.other_calls import does_the_same_after
 from featx.tracing.checks.symbolic_repetition import SymbolicRepetition
 from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
-from featx.tracing.example.tracer import CheckSizes, ExampleTracer
+from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
-
-TracerName = Literal["auto", "example", "symbolic"]
 
 
 @dataclass(frozen=True)
@@ -58,75 +57,75 @@ class EarlyEnd:
 class ModelTracing:
     """How one model is traced: with which tracer, policy and example.
 
+    Args:
+        model: what to trace.
+        options: how.
+
+    Attributes:
+        edits: as in the options.
+        starts: as in the options.
+        known_model: facts of the model that hold in both modes.
+        modules: its modules, by path.
+        inputs: those on which it is traced.
+        tracer: which tracer is used.
+        training: the mode in which it is traced; None for the modes in which its modules are. See `in_mode`.
+        ends: where forward could be followed no further, by mode, in graphs that need not reach its end.
+
     Raises:
         ArgumentTypeError: `model` is not a module, or an option has the wrong type or an unknown name.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tracer_kwargs: Mapping[str, Any] | None = None,
-        concrete_args: dict[str, Any] | None = None,
-        example_inputs: Any = None,
-        tracer: TracerName = "auto",
-        check_sizes: CheckSizes = "full",
-    ) -> None:
+    def __init__(self, model: nn.Module, options: TracingOptions) -> None:
         self.model = check_model(model)
-        if check_sizes not in get_args(CheckSizes):
-            raise ArgumentTypeError(f"check_sizes must be 'full', 'batch' or 'none', got {check_sizes!r}")
-        self._check_sizes: CheckSizes = check_sizes
-        if tracer not in ("auto", "example", "symbolic"):
-            raise ArgumentTypeError(f"tracer must be 'auto', 'example' or 'symbolic', got {tracer!r}")
-        # The mode in which the model is traced; None for the modes in which it is.
-        self.training: bool | None = None
-        # What is done to nodes before the requested values are cut out.
-        self.edits: Edits | None = None
-        # Where the graph begins, if that is not at the inputs of the model.
-        self.starts: Starts | None = None
-        # Whether to look into the modules of torchvision.ops, of which a list of names has none inside.
-        self.opens_operators = False
-        # Whether to look into torch's stacks of layers, which are one node each in a list of names.
-        self.opens_stacks = False
-        # The paths of modules to look into, whatever is requested.
-        self.opened: frozenset[str] = frozenset()
-        # What was found of the dimensions of other inputs of the model, by mode.
-        self.earlier_dims: Mapping[bool, FreeDims | None] = {}
-        # Observes in each trace whether anything asks in which mode a module is.
-        self.reads: ModeReads | None = None
-        if isinstance(tracer_kwargs, (torch.Tensor, tuple, list)):
-            raise ArgumentTypeError(
-                f"tracer_kwargs must be a dict of options of the tracer, got a {type(tracer_kwargs).__name__}; give "
-                "inputs by name: example_inputs=..."
-            )
-        self._tracer_kwargs = dict(tracer_kwargs or {})
-        self._feature_tracer()  # a wrong option is refused before anything runs
-        self.inputs = ModelInputs(self.model, example_inputs, concrete_args)
-        self._tracer = tracer
-        # Whether a trace has ended early, as the model failed after what is requested.
-        self.ended_early = False
-        # What values become at other sizes, with the graph that has told it.
-        self.other_sizes: tuple[Graph, OtherSizes] | None = None
-        # Where forward could be followed no further, by mode, in graphs that need not reach its end.
-        self.ends: dict[bool | None, EarlyEnd] = {}
-        # What is known from a trace in the other mode; where modules do more than set flags, nothing.
-        self._context: ModelContext | None = None
+        options.check()
+        self.options = options
+        self.edits = options.edits
+        self.starts = options.starts
         self.known_model = KnownModel(self.model)
         self.modules = self.known_model.modules
+        self.training: bool | None = None
+        self.ends: dict[bool | None, EarlyEnd] = {}
+        self._reads: ModeReads | None = None
+        self._feature_tracer()  # a wrong option is refused before anything runs
+        self.inputs = ModelInputs(self.model, options.example_inputs, options.concrete_args)
+        self.tracer = self._chosen_tracer()
+        self._ended_early = False
+        self._other_sizes: tuple[Graph, OtherSizes] | None = None
+        # What is known from a trace in the other mode; where modules do more than set flags, nothing.
+        self._context: ModelContext | None = None
         self._is_known = all(map(only_sets_flags, self.modules.values()))
         # The model in other modes, to be asked.
         self._views: dict[bool, nn.Module] = {}
-        # Whether a graph computes what is returned; one that is only described may differ in a second call.
-        self.makes_values = False
         # What the traces of a first mode found out.
         self._other_mode = OtherMode()
-        if self.inputs.given is not None and tracer == "symbolic":
+
+    def _chosen_tracer(self) -> TracerName:
+        tracer, given = self.options.tracer, self.inputs.given
+        if given is not None and tracer == "symbolic":
             raise ArgumentTypeError("example_inputs are of no use to tracer='symbolic'; leave one of them out")
-        if concrete_args is not None and tracer == "auto" and self.inputs.given is None:
-            self._tracer = "symbolic"
+        return "symbolic" if self.options.concrete_args is not None and tracer == "auto" and given is None else tracer
+
+    @contextmanager
+    def in_mode(self, training: bool | None) -> Generator[None]:
+        """Trace in another mode in the `with` block: train, eval, or None for the modes in which the modules are."""
+        before, self.training = self.training, training
+        try:
+            yield
+        finally:
+            self.training = before
+
+    @contextmanager
+    def recording_mode_reads(self) -> Generator[ModeReads]:
+        """Observe in each trace of the `with` block whether any code asks in which mode a module is."""
+        reads = self._reads = ModeReads()
+        try:
+            yield reads
+        finally:
+            self._reads = None
 
     def _feature_tracer(self, request: Iterable[str] = ()) -> FeatureTracer:
         try:
-            tracer = FeatureTracer(**self._tracer_kwargs)
+            tracer = FeatureTracer(**(self.options.tracer_kwargs or {}))
         except TypeError as error:
             raise ArgumentTypeError(
                 "tracer_kwargs may have autowrap_modules, autowrap_functions, param_shapes_constant and leaf_modules: "
@@ -136,10 +135,10 @@ class ModelTracing:
         if OUTPUT in tracer.requested and OUTPUT not in self.modules:
             tracer.requested |= {""}
         tracer.own_output = frozenset() if self.edits is None else frozenset(self.edits.names)
-        tracer.training, tracer.reads = self.training, self.reads
-        if self.opens_operators:
+        tracer.training, tracer.reads = self.training, self._reads
+        if self.options.opens_operators:
             tracer.open_operators()
-        if self.opens_stacks:
+        if self.options.opens_stacks:
             tracer.open_stacks()
         return tracer
 
@@ -152,7 +151,7 @@ class ModelTracing:
         """
         tracer = self._feature_tracer(request).on_example(opened)
         tracer.model_context = self._context
-        tracer.check_sizes = self._check_sizes
+        tracer.check_sizes = self.options.check_sizes
         tracer.inputs_are_guessed = self.inputs.given is None
         # A case of its own is traced for a size that comes up in the training of a detection model.
         tracer.runs_sizes_for_real = not (self.training and self.inputs.is_for_one_mode)
@@ -162,11 +161,25 @@ class ModelTracing:
         """Drop what traces in one mode have kept for one in the other."""
         self._other_mode.drop()
 
-    def remember_context(self, trace: ExampleTrace) -> ExampleTrace:
-        """Keep what a trace knows of the model for the next one, and return the trace."""
+    def note(self, trace: ExampleTrace) -> None:
+        """Keep what a trace knows of the model for the next one, and whether it has ended early."""
         if self._is_known:
             self._context = trace.model_context
-        return trace
+        self._ended_early = self._ended_early or trace.early_stop_reason is not None
+
+    def other_sizes(self, graph: Graph, root: nn.Module) -> OtherSizes | None:
+        """Return what becomes of the values of a graph of `root` at other sizes; None without an example.
+
+        What was found with an equal graph, for the other mode, is not looked for again.
+        """
+        example = self.inputs.used
+        if example is None:
+            return None
+        other = OtherSizes(lambda: graph, root, example, self.inputs.image)
+        if self._other_sizes is not None and is_same_graph(self._other_sizes[0], graph):
+            other.take_over(self._other_sizes[1])
+        self._other_sizes = graph, other
+        return other
 
     def _trace_symbolically(self, request: Iterable[str]) -> Graph:
         # Symbols go through `forward` alone, as in torch.fx.
@@ -182,7 +195,7 @@ class ModelTracing:
                 f"{type(self.model).__name__} has backward hooks, which a graph of it would leave out; remove "
                 "these hooks first, or do not ask for what the model returns"
             )
-        if self.makes_values:
+        if self.options.makes_values:
             tracer.new_comparison, tracer.refuses_questions = SymbolicRepetition, True
         try:
             return tracer.trace(self.model, self.inputs.fixed)
@@ -202,7 +215,7 @@ class ModelTracing:
         try:
             return self._trace_symbolically(request)
         except TraceError as error:
-            if self._tracer == "symbolic" or "example_inputs" in str(error):
+            if self.tracer == "symbolic" or "example_inputs" in str(error):
                 raise
             raise type(error)(
                 f"it is not known which inputs {type(self.model).__name__} takes; give example_inputs (a tensor, a "
@@ -211,11 +224,11 @@ class ModelTracing:
 
     def example(self) -> Example | None:
         """Return the inputs to follow; None for a symbolic trace."""
-        if self._tracer == "symbolic":
+        if self.tracer == "symbolic":
             return None
         training = self.model.training if self.training is None else self.training
         example = self.inputs.find(training, starts_inside=self.starts is not None)
-        if example is None and self._tracer == "example":
+        if example is None and self.tracer == "example":
             raise TraceError(
                 f"{type(self.model).__name__} does not declare its inputs; pass "
                 "example_inputs=torch.rand(1, 3, 224, 224), say, or a tuple or a dict of inputs"
@@ -260,10 +273,10 @@ class ModelTracing:
         def follow(example: Example) -> Graph:
             tracer = self.new_tracer(request)
             tracer.keep_source, tracer.may_end_early = keep_source, may_end_early
-            trace = self.remember_context(tracer.trace(self.model, *_inputs(example)))
+            trace = tracer.trace(self.model, *_inputs(example))
+            self.note(trace)
             self.ends.pop(self.training, None)
             if trace.early_stop_reason is not None:
-                self.ended_early = True
                 self.ends[self.training] = EarlyEnd(trace.early_stop_reason, trace.module_calls.failed_module_path)
             return trace.graph
 
@@ -288,7 +301,9 @@ class ModelTracing:
         What the traces of a first mode found out is not looked for again in the other one.
         """
         known = self._other_mode
-        known.on_earlier_inputs = self.earlier_dims.get(self.model.training if self.training is None else self.training)
+        known.on_earlier_inputs = self.options.earlier_dims.get(
+            self.model.training if self.training is None else self.training
+        )
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
             return trace_checked(tracer, self.model, *_inputs(example), find_requested, known)
         result = trace_recording_mode_reads(tracer, self.model, *_inputs(example), find_requested, known)
@@ -307,11 +322,11 @@ class ModelTracing:
             graph = self._trace_without_inputs(request)
             self.inputs.missing = "no inputs for it are known"
             return graph
-        self.ended_early = False
+        self._ended_early = False
         try:
             graph = follow(example)
             # The model may have failed after what is requested.
-            other = self._guess_that_runs(example) if self.ended_early and example is self.inputs.guessed else None
+            other = self._guess_that_runs(example) if self._ended_early and example is self.inputs.guessed else None
             if other is None:
                 return graph
             self._retry_with(other)
@@ -319,7 +334,7 @@ class ModelTracing:
         except NodeNameError:
             raise
         except Exception as error:
-            if example is self.inputs.given or self._tracer == "example":
+            if example is self.inputs.given or self.tracer == "example":
                 if not isinstance(error, FeatxError):
                     self.inputs.note_on(error, example, request)
                 raise

@@ -13,6 +13,7 @@ from torch import nn
 from featx.features.building.each_mode import in_each_mode
 from featx.features.building.prune import prune
 from featx.features.building.tracing import ModelTracing
+from featx.features.building.tracing_options import TracingOptions
 from featx.features.describing.info import infos_of
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.table import Kind, NodeInfo, NodeTable
@@ -59,8 +60,14 @@ def nodes(
         ArgumentTypeError: `model` is not a module.
         TraceError: the model cannot be traced in either mode; the message says where and what to do.
     """
-    tracing = ModelTracing(model, tracer_kwargs, concrete_args, example_inputs)
-    tracing.opens_operators = True
+    options = TracingOptions(
+        tracer_kwargs=tracer_kwargs,
+        concrete_args=concrete_args,
+        example_inputs=example_inputs,
+        opens_operators=True,
+        opens_stacks=True,
+    )
+    tracing = ModelTracing(model, options)
     rows, errors = in_each_mode(tracing, lambda: _rows(tracing, flops=flops))
     if not rows:
         raise errors[model.training]
@@ -97,10 +104,9 @@ class TracedRows:
 
 
 def traced_rows(tracing: ModelTracing) -> TracedRows:
-    """Return the rows of a model in the mode of `tracing`."""
+    """Return the rows of a model in the mode of `tracing`, whose option `opens_stacks` should be set."""
     paths = [path for path, _ in tracing.model.named_modules() if path]
     refuse_uninitialized(tracing.model)
-    tracing.opens_stacks = True
     graph = tracing.graph([*paths, OUTPUT], keep_source=True, may_end_early=True)
     end = tracing.ends.get(tracing.training)
     unfinished = set[str]() if end is None else {end.path, *parents_of(end.path)}
