@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -23,7 +24,11 @@ from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.signals import NeedsHooks, Untraceable
 from featx.tracing.source.attributes import names_changed_in, names_read_in
+from featx.tracing.source.reachable import function_behind
 
+# How many objects deep the code of a call is followed: `self.recorder.store.get()`.
+_DEPTH = 3
+_CONTAINERS = (list, deque, dict, set)
 STORED_BY_HOOK = (
     "forward reads what a forward hook stores, and hooks of modules that are kept whole do not run during a trace,"
 )
@@ -66,16 +71,19 @@ class ModelHooks:
 
     def check_read(self, modules: Iterable[nn.Module], paths: Iterable[str]) -> None:
         """Raise where forward of one of `modules` may read what hooks change, of modules at `paths` or inside these."""
-        changed = self._names_changed(paths) if self._paths else frozenset[str]()
-        for module in modules if changed else ():
-            read = changed & names_read_in(forward_of(module), type(module))
+        hooks = [hook for hook in self._hooks_inside(paths) if _names_changed_by(hook)] if self._paths else []
+        changed = frozenset(name for hook in hooks for name in _names_changed_by(hook))
+        for module in modules if hooks else ():
+            names, values = _read_by(module)
+            read = changed & names
             if read:
                 self.refuse_stored(f"perhaps in '{min(read)}',")
+            if any(id(container) in values for hook in hooks for container in _containers_changed_by(hook)):
+                self.refuse_stored()
 
-    def _names_changed(self, paths: Iterable[str]) -> frozenset[str]:
+    def _hooks_inside(self, paths: Iterable[str]) -> list[Any]:
         inside = [path for path in self._paths if any(f"{path}.".startswith(f"{each}.") for each in paths)]
-        modules = map(self._roots[-1].get_submodule, inside)
-        return frozenset(name for module in modules for hook in _hooks_of(module) for name in _names_changed_by(hook))
+        return [hook for root in self._roots for path in inside for hook in _hooks_of(root.get_submodule(path))]
 
     @functools.cached_property
     def _kept(self) -> set[int]:
@@ -121,6 +129,43 @@ def _names_changed_by(hook: Any) -> frozenset[str]:
     )
     owner = getattr(hook, "__self__", hook)
     return names_changed_in(inspect.unwrap(function), type(owner)) if inspect.isfunction(function) else frozenset()
+
+
+def _read_by(module: nn.Module) -> tuple[set[str], set[int]]:
+    """Return the names that a call of a module may read, and the ids of the values of its attributes among them.
+
+    Methods of the objects that these attributes hold count too, such as `get` in `self.store.get(key)`.
+    """
+    names, found = set(names_read_in(forward_of(module), type(module))), set[int]()
+    level: list[Any] = [module]
+    for _ in range(_DEPTH):
+        held = [value for owner in level for name, value in _attributes(owner).items() if name in names]
+        level = [value for value in held if id(value) not in found and not isinstance(value, torch.Tensor)]
+        found.update(map(id, held))
+        for kind in dict.fromkeys(map(type, level)):
+            methods = [function_behind(inspect.getattr_static(kind, name, None)) for name in names]
+            names.update(*(names_read_in(method, kind) for method in methods if method is not None))
+    return names, found
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    attributes = getattr(owner, "__dict__", {})
+    return {**attributes, **owner._modules} if isinstance(owner, nn.Module) else attributes
+
+
+def _containers_changed_by(hook: Any) -> Iterator[Any]:
+    """Yield the lists, dicts, sets and deques under the names that a hook changes, and in arguments of a partial."""
+    changed = _names_changed_by(hook)
+    while isinstance(hook, functools.partial):
+        yield from (value for value in (*hook.args, *hook.keywords.values()) if isinstance(value, _CONTAINERS))
+        hook = hook.func
+    function = inspect.unwrap(getattr(hook, "__func__", hook))
+    held = dict(_attributes(getattr(hook, "__self__", hook)))
+    if inspect.isfunction(function):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        held |= {name: contents_of_cell(cell) for name, cell in cells}
+        held |= {name: function.__globals__[name] for name in changed & function.__globals__.keys()}
+    yield from (held[name] for name in changed & held.keys() if isinstance(held[name], _CONTAINERS))
 
 
 def _held_by(hook: Any) -> Iterator[Any]:
