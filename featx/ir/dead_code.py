@@ -16,30 +16,36 @@ if TYPE_CHECKING:
 
 def eliminate_dead_code(graph: Graph, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
     """Erase, from the end backwards, what nothing reads and what has no lasting effect; as `Graph` says."""
-    must_stay = is_impure_node or _LastingEffects(graph).has
+    effects = _LastingEffects(graph)
+    must_stay = is_impure_node or effects.has
     changed = False
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output") and not must_stay(node):
             graph.erase_node(node)
             changed = True
+        else:
+            effects.note_kept(node)
     return changed
 
 
 class _LastingEffects:
-    """Says which nodes that nothing reads have an effect that can be seen later.
+    """Says which nodes that nothing reads have an effect that can be seen later. It is asked from the end backwards.
 
-    A write alone has one only if the written memory is read after it, or is held by the caller or the model.
+    A write alone has one only if a node that is kept reads the written memory after it, or if the caller or the model
+    holds that memory.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._effects = Effects(graph)
-        self._last_reads: dict[int, Node] = {}
-        self._memory = None
+        self._read_later: set[int] = set()
+        has_writes = any(self._effects.of(node).writes for node in graph.nodes)
         # Any writer may lose its readers while dead code goes.
-        if any(self._effects.of(node).writes for node in graph.nodes):
-            self._memory = memory = MemoryGroups(graph, self._effects)
-            for node in graph.nodes:
-                self._last_reads.update((memory.of(source), node) for source in node.all_input_nodes)
+        self._memory = MemoryGroups(graph, self._effects) if has_writes else None
+
+    def note_kept(self, node: Node) -> None:
+        """Take note that a node stays, so that what is written before it is read."""
+        if self._memory is not None:
+            self._read_later.update(map(self._memory.of, node.all_input_nodes))
 
     def has(self, node: Node) -> bool:
         effects = self._effects.of(node)
@@ -50,7 +56,4 @@ class _LastingEffects:
         memory = self._memory
         if memory is None:
             return False
-        # The last read is taken before anything is erased: at worst a write stays that only dead code reads.
-        return any(
-            memory.is_external(target) or node < self._last_reads[memory.of(target)] for target in effects.writes
-        )
+        return any(memory.is_external(target) or memory.of(target) in self._read_later for target in effects.writes)

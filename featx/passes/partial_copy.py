@@ -12,8 +12,8 @@ from featx.passes.modes import Modes, ModeWriter
 # What is true of a call, or of the place of an input in a signature, and not of what stands for its value elsewhere.
 _OF_THE_NODE = frozenset(
     {
-        "effects", "is_guard", "is_check_of_input", "is_form_check", "possible_state_writes", "is_opaque_module",
-        "opaque_because", "is_wrapped", "keyword_only", "left_attributes",
+        "effects", "is_guard", "is_check_of_input", "is_form_check", "form_follows_from", "possible_state_writes",
+        "is_opaque_module", "opaque_because", "is_wrapped", "keyword_only", "left_attributes",
     }
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import featx
 from featx import Graph, GraphModule, Node
 from featx.errors import GraphError
 
@@ -331,3 +332,31 @@ def test_malformed_graph_is_refused_and_not_changed() -> None:
     with pytest.raises(GraphError, match="before it is computed"):
         graph.eliminate_dead_code()
     assert len(graph.nodes) == 3
+
+
+def test_a_network_that_is_cut_keeps_what_is_before_the_cut_alone() -> None:
+    # Each ReLU and each sum writes in place what only dead code reads later.
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.relu = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            y += x
+            return self.relu(y)
+
+    model = nn.Sequential(*(Block() for _ in range(5)))
+    x = torch.rand(2, 4)
+    expected = model[:2](x)
+    for trace in (torch.fx.symbolic_trace, featx.symbolic_trace):
+        gm = trace(model)
+        (end,) = [node for node in gm.graph.nodes if node.op == "output"]
+        (last,) = [node for node in gm.graph.nodes if node.target == "1.relu"]
+        end.args = (last,)
+        gm.graph.eliminate_dead_code()
+        gm.delete_all_unused_submodules()
+        gm.recompile()
+        assert len(gm.graph.nodes) == 2 + 2 * 3
+        assert {name.split(".")[0] for name, _ in gm.named_parameters()} == {"0", "1"}
+        assert torch.equal(gm(x), expected)

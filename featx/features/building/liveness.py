@@ -212,7 +212,12 @@ class Liveness:
         return deciding, {memory.kept_by(node) for node in others}
 
     def _guards_ahead_of(self, end: Node) -> set[Node]:
-        return {node for node in self.graph.nodes if node.meta.get("is_guard") and node < end}
+        """Return the checks before a node; not those of a result whose form is always the same: it may be left out."""
+        return {
+            node
+            for node in self.graph.nodes
+            if node.meta.get("is_guard") and node < end and node.meta.get("form_follows_from") != "nothing"
+        }
 
     def _written_by(self, node: Node) -> set[int]:
         """Return the groups that a call writes. Where no trace has measured it, modules in eval mode write no state."""

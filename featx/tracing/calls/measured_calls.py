@@ -192,7 +192,16 @@ class MeasuredCalls:
         if is_hooked:
             self._recorder.guards.add_for_form(node, result, what)
         else:
-            self._recorder.guards.add_for_result(node, result, what, have_values=have_values)
+            follows_from = self._origin_of_form(str(node.target))
+            self._recorder.guards.add_for_result(node, result, what, have_values=have_values, follows_from=follows_from)
+
+    def _origin_of_form(self, target: str) -> str | None:
+        """Say from what the form of the result of the last call follows, as for `GuardNodes.add_for_result`."""
+        call = self._recorder.opaque_call
+        is_unseen = call.has_untracked_writes or any(isinstance(each, torch.jit.ScriptModule) for each in call.ran)
+        if call.asks_for_values or is_unseen or self.has_hooks(target):
+            return None
+        return "sizes" if call.asks_for_sizes else "nothing"
 
     def _alias_returned_inputs(self, inputs: Any, result: Any) -> Any:
         # For another input or state, the call may not return its own input. So an alias is returned.

@@ -30,6 +30,7 @@ ABOUT_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 _OF_DTYPE = frozenset({"dtype", "itemsize", "nbytes"})
 # Steps by which code asks for the kind of a device.
 _ASKING_KIND = (AttributeRead("type"), AttributeRead("index"), Comparing())
+_OF_SIZES = frozenset({"shape", "ndim", "nbytes"})
 # What is checked for parameters too.
 _DECIDED_OF_ALL = _OF_DTYPE | {"requires_grad"}
 _SAME_IN_EACH_CALL = frozenset({"ndim", "grad", "_version", "_base", "is_meta"})
@@ -75,8 +76,12 @@ class TensorReads:
                 value = self._value_log.next(name)
         if name == "grad" and id(tensor) in recorder.owned and tensor.grad is not None:
             self._refuse_gradient()
-        if is_inside or name in _SAME_IN_EACH_CALL:
-            if name == "ndim" and not is_inside:
+        if is_inside:
+            if name in _OF_SIZES:
+                recorder.opaque_call.asks_for_sizes = True
+            return value
+        if name in _SAME_IN_EACH_CALL:
+            if name == "ndim":
                 self.note_rank(tensor)
             return value
         if isinstance(value, torch.Tensor):

@@ -118,7 +118,9 @@ class TorchCalls:
                 recorder.earlier.refuse(args[0])
             return self.tensor_reads.attribute(cast(Any, function).__self__.__name__, function, args[0])
         if is_inside:
-            return self.execute(function, args, kwargs)
+            result = self.execute(function, args, kwargs)
+            recorder.opaque_call.note_answer(result, is_value=facts_of(name).reads_values)
+            return result
         recorder.earlier.refuse(args, kwargs)
         # Tensor.set_, and what it assigns itself: torch loses an error that is raised here.
         if name == "set_" or (name == "__set__" and _is_of_backward_hooks(function) and args[1] is None):

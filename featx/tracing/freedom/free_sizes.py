@@ -42,6 +42,8 @@ def free_dims(
     inputs = list(_tensors(trace, request.args, request.kwargs))
     before = trace if can_go_on and not trace.is_real else None
     measured = measures_of(trace.graph)
+    if _may_leave_out_calls(trace):  # if their results have the same form at all sizes
+        trace.numbers.sizes_were_read = trace.numbers.shapes_were_read = True
     if is_known and not other_mode.refuses_samples():
         known = {dim: other_mode.dims[dim] for dim in _dims_of(inputs)}
         trace.cached = other_mode.cached
@@ -56,6 +58,8 @@ def free_dims(
     _check_values_and_dtypes(request, trace)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
     _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
+    if trace.numbers.shapes_were_read and UNTRIED not in known.values():
+        _note_forms_compared(trace.graph)
     _check_ranks_of_results(trace.graph, were_read=trace.numbers.shapes_were_read)
     _check_kind_of_device(trace, inputs)
     other_mode.before = before if other_mode.graph is not None else None
@@ -149,15 +153,39 @@ def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
             add_check(graph, check_decision, kind, tensor.device.type, what)
 
 
+def _may_leave_out_calls(trace: ExampleTrace) -> bool:
+    """Say whether no requested value is computed from some call of which the form of the result follows from sizes."""
+    results = [node.args[0] for node in trace.graph.nodes if node.meta.get("form_follows_from") == "sizes"]
+    requested = trace.requested() if results else ()
+    needed = set[Node]()
+    pending = list(requested)
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes
+    return bool(requested) and any(
+        isinstance(each, Node) and each < max(requested) for each in results if each not in needed
+    )
+
+
+def _note_forms_compared(graph: Graph) -> None:
+    """Take note that runs at other sizes, where these are free, have shown the forms that follow from sizes."""
+    for node in graph.nodes:
+        if node.meta.get("form_follows_from") == "sizes":
+            node.meta["form_follows_from"] = "nothing"
+
+
 def _check_ranks_of_results(graph: Graph, *, were_read: bool) -> None:
     """Add checks of how many dimensions the tensors have that modules which are kept whole return, if code asks."""
     for check in graph.find_nodes(op="call_function", target=check_is_tensor) if were_read else ():
         source = check.args[0]
         if isinstance(source, Node) and "effects" in source.meta and "shape" in source.meta:
             with graph.inserting_after(check):
-                add_check(graph, check_rank, source, len(source.meta["shape"]), check.args[1]).meta["is_form_check"] = (
-                    True
-                )
+                added = add_check(graph, check_rank, source, len(source.meta["shape"]), check.args[1])
+                added.meta["is_form_check"] = True
+                if "form_follows_from" in check.meta:
+                    added.meta["form_follows_from"] = check.meta["form_follows_from"]
 
 
 def _node_at(graph: Graph, place: tuple[Node, Path]) -> Node:

@@ -21,6 +21,8 @@ class OpaqueCall:
         draws: whether it draws random numbers.
         writes_model: whether it writes a tensor of the model.
         has_untracked_writes: whether it may write memory without a new version of the tensor.
+        asks_for_values: whether Python code inside may decide by values of tensors, or by random numbers of Python.
+        asks_for_sizes: whether Python code inside asks a tensor for something else than a tensor.
         ran: the modules whose forward ran.
     """
 
@@ -35,6 +37,7 @@ class OpaqueCall:
 
     def _forget(self) -> None:
         self.draws = self.writes_model = self.has_untracked_writes = False
+        self.asks_for_values = self.asks_for_sizes = False
         self.ran: set[nn.Module] = set()
 
     @property
@@ -75,9 +78,16 @@ class OpaqueCall:
         """Note a write that may not raise a version counter. Outside of an opaque call it is ignored."""
         self.has_untracked_writes = self.has_untracked_writes or self.is_inside
 
+    def note_answer(self, answer: Any, *, is_value: bool) -> None:
+        """Note what a call of torch inside has returned to Python; `is_value` says that it is computed from values."""
+        if is_value:
+            self.asks_for_values = True
+        elif not self.asks_for_sizes and not _is_made_of_tensors(answer):
+            self.asks_for_sizes = True
+
     def note_draw(self) -> None:
         """Note that it draws from a generator of Python or numpy, which is put back afterwards."""
-        self.draws = True
+        self.draws = self.asks_for_values = True
         self._generators = self._generators or SharedGenerators()
 
     def restore_generators(self) -> None:
@@ -85,3 +95,9 @@ class OpaqueCall:
         generators, self._generators = self._generators, None
         if generators is not None:
             generators.restore()
+
+
+def _is_made_of_tensors(answer: Any) -> bool:
+    if isinstance(answer, (tuple, list)):
+        return all(map(_is_made_of_tensors, answer)) and not isinstance(answer, torch.Size)
+    return answer is None or isinstance(answer, torch.Tensor)

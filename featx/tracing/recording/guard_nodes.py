@@ -54,7 +54,9 @@ class GuardNodes:
         """Add a check that the value of a node has the same containers, keys and lengths again."""
         self._check_form(node, check_form, form_of(value), what)
 
-    def add_for_result(self, node: Node, value: Any, what: str, *, have_values: bool) -> None:
+    def add_for_result(
+        self, node: Node, value: Any, what: str, *, have_values: bool, follows_from: str | None = None
+    ) -> None:
         """Add a check that a result is nested again as it is, and holds the same besides tensors and numbers.
 
         Args:
@@ -62,28 +64,33 @@ class GuardNodes:
             value: what it returned.
             what: names that.
             have_values: whether the call got tensors with values.
+            follows_from: from what the form of the result follows, "nothing" or "sizes"; None if that is not known.
 
         Raises:
             Untraceable: there is an object in it that may depend on values, and of which no check can tell.
         """
         form, form_with_contents = form_of(value), form_of_result(value)
         if isinstance(value, torch.Tensor) and not attributes_given_to(value):
-            self._check_form(node, check_is_tensor, what)
+            self._check_form(node, check_is_tensor, what, follows_from=follows_from)
         elif form_with_contents == form:
-            self._check_form(node, check_form, form, what)
+            self._check_form(node, check_form, form, what, follows_from=follows_from)
         elif form_with_contents is not None:
-            self._check_form(node, check_result, form_with_contents, what)
+            self._check_form(node, check_result, form_with_contents, what, follows_from=follows_from)
         elif have_values:
             raise Untraceable(f"{what} contains an object that cannot be compared with that of a later call,")
         else:  # a trace at other sizes tells whether it depends on those
             self._recorder.numbers.sizes_were_read = True
         aliases = aliases_of(value)
         if len(set(aliases)) < len(aliases):  # Python holds one object, and so there is one node for them
-            self._check_form(node, check_same_items, aliases, what)
+            self._check_form(node, check_same_items, aliases, what, follows_from=follows_from)
 
-    def _check_form(self, node: Node, check: Callable[..., None], *arguments: Any) -> None:
+    def _check_form(
+        self, node: Node, check: Callable[..., None], *arguments: Any, follows_from: str | None = None
+    ) -> None:
         added = self._recorder.add_unnamed_node("call_function", check, (node, *arguments), {})
         added.meta["is_guard"] = added.meta["is_form_check"] = True
+        if follows_from is not None:
+            added.meta["form_follows_from"] = follows_from
 
 
 def is_about_values(guard: Node) -> bool:
