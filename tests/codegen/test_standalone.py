@@ -335,7 +335,11 @@ def test_other_modules_have_no_constructor(name: str) -> None:
 
 CHECKS: dict[str, list[tuple[Any, ...]]] = {
     "check_decision": [(1, 1, "x"), (1, 2, "x"), (float("nan"), float("nan"), "x"), (torch.tensor(3), 3, "x")],
-    "check_constant": [(1, 1, "x"), (True, 1, "x"), ("a", "a", "x"), (None, None, "x"), (torch.tensor(1), 1, "x")],
+    "check_constant": [
+        (1, 1, "x"), (True, 1, "x"), ("a", "a", "x"), (None, None, "x"), (torch.tensor(1), 1, "x"),
+        (float("nan"), float("nan"), "x"), ((float("nan"),), (float("nan"),), "x"), (0.0, -0.0, "x"),
+        ((1, [0.0]), (1, [-0.0]), "x"), ({"a": True}, {"a": 1}, "x"), ((1, 2), (1,), "x"),
+    ],
     "check_not_given": [(None, "x"), (0, "x")],
     "check_dtype": [(torch.float32, [torch.float32], "x"), (torch.float16, [torch.float32], "x")],
     "check_is_tensor": [(torch.ones(1), "x"), (1, "x"), (None, "x")],
@@ -569,6 +573,20 @@ def test_weights_keep_their_strides(tmp_path: Path) -> None:
     copy = written(extractor, tmp_path / "code")()
     assert copy.turned.stride() == (1, 8)
     assert torch.equal(copy(x)["output"], extractor(x)["output"])
+
+
+class WritesWhatIsStrided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        columns = (x * 1)[:, ::2]
+        columns.add_(1)
+        return columns.as_strided((2,), (2,))
+
+
+def test_copies_of_what_is_written_later_keep_their_strides(tmp_path: Path) -> None:
+    model, x = WritesWhatIsStrided(), torch.tensor([[0.0, 4.0, 2.0, 8.0]])
+    found = written(extractor_of(model, ["getitem", "output"], x), tmp_path)()(x)
+    assert found["output"].tolist() == model(x).tolist() == [1.0, 3.0]
+    assert found["getitem"].tolist() == [[0.0, 2.0]]
 
 
 class AsksForMode(nn.Module):
