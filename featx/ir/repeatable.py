@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from featx.ir.module_effects import module_writes_state
+from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.operator_facts import facts_of, facts_of_call
@@ -81,12 +81,7 @@ def depends_on_mode(module: nn.Module) -> bool:
 
 def may_draw(module: nn.Module) -> bool:
     """Say whether a known module may draw random numbers in one of train and eval mode."""
-    return any(
-        isinstance(part, (nn.modules.dropout._DropoutNd, nn.RReLU))
-        or part.__dict__.get("dropout")
-        or (not is_torch_layer(type(part)) and not isinstance(part, nn.Sequential))
-        for part in modules_of(module)
-    )
+    return any(module_draws(part, training=True) for part in modules_of(module))
 
 
 def may_write_literal(node: Node, effects: CallEffects) -> bool:
