@@ -51,7 +51,7 @@ _ALWAYS_NEEDED = (standalone_checks.safetensors_dtypes, standalone_checks.read_s
 _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values() if check.__name__.startswith(("check_", "raise_")))
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
-_NAMES = frozenset({"Path", "Any", "Optional", "json", "nn", "torch"})
+_NAMES = frozenset({"Iterable", "Path", "Any", "Optional", "json", "nn", "torch"})
 _STANDARD = frozenset({"builtins", "math", "operator", "_operator", "itertools", "functools"})
 _TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs nothing else.
 
@@ -61,6 +61,7 @@ _TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs nothing el
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Optional
@@ -208,7 +209,7 @@ def _needed(values: Iterable[Any]) -> list[Any]:
         for code in codes:
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
             for name in code.co_names:
-                called = getattr(standalone_checks, name, function.__globals__.get(name))
+                called = vars(standalone_checks).get(name, function.__globals__.get(name))
                 if getattr(called, "__module__", "").startswith("featx.") and called not in needed:
                     needed.append(called)
     return sorted(needed, key=lambda each: isinstance(each, FunctionType))

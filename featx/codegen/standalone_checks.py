@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import overlap
+from featx.rebuilding import with_items
 from featx.tree import clone_tensor
 
 
@@ -184,8 +185,7 @@ def clone_tensors(value: Any, clones: Any = None) -> Any:
             clones[id(value)] = clone_tensor(value)
         return clones[id(value)]
     if isinstance(value, (tuple, list)):
-        items = [clone_tensors(item, clones) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return with_items(value, [clone_tensors(item, clones) for item in value])
     return {key: clone_tensors(item, clones) for key, item in value.items()} if isinstance(value, dict) else value
 
 

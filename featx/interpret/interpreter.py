@@ -16,6 +16,7 @@ from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.verify import find_attribute
+from featx.rebuilding import with_items
 
 _NOTHING = object()
 # Arguments that stand for themselves, found by one lookup.
@@ -243,8 +244,7 @@ class Interpreter:
         if isinstance(argument, Node):
             return env[argument]
         if isinstance(argument, tuple):
-            items = [value_of(item) for item in argument]
-            return kind(*items) if hasattr(argument, "_fields") else kind(items)
+            return with_items(argument, [value_of(item) for item in argument])
         if isinstance(argument, list):
             return [value_of(item) for item in argument]
         if isinstance(argument, dict):

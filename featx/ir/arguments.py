@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError
 from featx.ir.immutable import ImmutableDict, ImmutableList
+from featx.rebuilding import with_items
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -39,10 +40,7 @@ def freeze(argument: Argument, uses: dict[Node, None]) -> Argument:
     if kind in ATOMS:
         return argument
     if isinstance(argument, tuple):
-        items = [freeze(item, uses) for item in cast(tuple[Any, ...], argument)]
-        if hasattr(argument, "_fields"):
-            return tuple.__new__(kind, items)
-        return tuple(items) if kind is tuple else kind(items)
+        return with_items(argument, [freeze(item, uses) for item in cast(tuple[Any, ...], argument)])
     if isinstance(argument, list):
         return ImmutableList([freeze(item, uses) for item in cast(list[Any], argument)])
     if isinstance(argument, dict):
@@ -113,11 +111,7 @@ def _map_structure(
     a: Argument, recurse: Callable[[Argument], Argument], on_leaf: Callable[[Argument], Argument]
 ) -> Argument:
     if isinstance(a, tuple):
-        items = [recurse(item) for item in cast(tuple[Any, ...], a)]
-        kind = type(cast(tuple[Any, ...], a))
-        if hasattr(a, "_fields"):
-            return tuple.__new__(kind, items)
-        return tuple(items) if kind is tuple else kind(items)
+        return with_items(a, [recurse(item) for item in cast(tuple[Any, ...], a)])
     if isinstance(a, list):
         return ImmutableList([recurse(item) for item in cast(list[Any], a)])
     if isinstance(a, dict):
