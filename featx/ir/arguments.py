@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError
@@ -91,6 +91,21 @@ def collect_nodes(argument: Argument, found: dict[Node, None]) -> None:
     elif kind is slice:
         for item in (argument.start, argument.stop, argument.step):
             collect_nodes(item, found)
+
+
+def leaves_of(argument: Any) -> Iterator[Any]:
+    """Yield what nested tuples, lists, dicts and slices hold, in order: nodes and constants."""
+    if isinstance(argument, (tuple, list)):
+        for item in cast(tuple[Any, ...], argument):
+            yield from leaves_of(item)
+    elif isinstance(argument, dict):
+        for item in cast(dict[Any, Any], argument).values():
+            yield from leaves_of(item)
+    elif isinstance(argument, slice):
+        for item in (argument.start, argument.stop, argument.step):
+            yield from leaves_of(item)
+    else:
+        yield argument
 
 
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
