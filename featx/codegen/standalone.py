@@ -17,13 +17,12 @@ from torch import nn
 from featx.codegen import standalone_checks
 from featx.codegen.constructors import constructor_of
 from featx.codegen.emit import ALWAYS_KNOWN, PythonCode
-from featx.codegen.identifiers import is_dotted_name
-from featx.codegen.package import PRIVATE
-from featx.codegen.standalone_tensors import quoted, reasons_of_tensors, tensors_of
-from featx.errors import ArgumentTypeError, MissingExtraError
+from featx.codegen.identifiers import quoted
+from featx.codegen.package import PRIVATE, check_class_name, lines_of_import
+from featx.codegen.standalone_tensors import reasons_of_tensors, tensors_of
+from featx.errors import MissingExtraError
 from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
-from featx.ir.identifiers import is_plain
 from featx.ir.names import qualified_name
 from featx.tree import held, items_at, with_defaults
 
@@ -129,9 +128,7 @@ def write_standalone(
     """
     known = {alias: value for code in codes.values() for alias, value in code.globals.items()}
     needed = _needed(known.values())
-    is_taken = name in known or name in _NAMES or hasattr(builtins, name) or name in {each.__name__ for each in needed}
-    if not is_plain(name) or is_taken:
-        raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
+    check_class_name(name, {*known, *_NAMES, *(each.__name__ for each in needed)})
     save = _safetensors()
     sources = [inspect.getsource(each).rstrip() for each in needed]
     aliases, imports = _globals(known)
@@ -229,7 +226,7 @@ def _globals(known: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
             imports.append("from collections import namedtuple")
             imports.append(f"{alias} = namedtuple({value.__name__!r}, {list(value._fields)!r})")
         else:
-            imports.append(_import(alias, value))
+            imports += lines_of_import(alias, value)
     # Imports stand before the classes of tuples.
     return aliases, sorted(set(imports), key=lambda line: (not line.startswith("from "), line))
 
@@ -238,15 +235,6 @@ def _is_foreign_namedtuple(value: Any) -> bool:
     """Say whether a value is a class of named tuples of another library, which is nothing but its fields."""
     is_namedtuple = isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
     return is_namedtuple and value.__module__.partition(".")[0] not in (*_STANDARD, "torch")
-
-
-def _import(alias: str, value: Any) -> str:
-    path = qualified_name(value)
-    owner, _, name = path.rpartition(".")
-    owner = owner or builtins.__name__
-    if not is_dotted_name(path) or getattr(sys.modules.get(owner), name, None) is not value:
-        raise ArgumentTypeError(f"cannot write the global '{alias}' of the generated code: {path} cannot be imported")
-    return f"from {owner} import {name} as {alias}"
 
 
 def _renamed(source: str, aliases: Mapping[str, str]) -> str:

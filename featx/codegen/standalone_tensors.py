@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
+from featx.codegen.identifiers import quoted
 from featx.codegen.standalone_checks import safetensors_dtypes
 from featx.ir.memory import memory_of, overlap
 
@@ -66,11 +66,6 @@ def reasons_of_tensors(module: nn.Module) -> list[str]:
         found += [f"'{name}' and '{other}' share memory" for other, each in others if overlap((tensor, each))]
         others.append((name, tensor))
     return found
-
-
-def quoted(text: str) -> str:
-    """Return a text as a literal of Python."""
-    return json.dumps(text)
 
 
 def _set(names: Iterable[str]) -> str:

@@ -208,7 +208,7 @@ def test_it_says_what_it_is(tmp_path: Path) -> None:
     written(extractor_of(resnet().eval(), {"layer2": "C3"}), tmp_path / "code")
     source = (tmp_path / "code" / "__init__.py").read_text()
     assert "C3   layer2  Sequential  2x128x8x8  NCHW" in str(ast.get_docstring(ast.parse(source)))
-    assert 'put(self, "conv1", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False))' in source
+    assert "put(self, 'conv1', nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False))" in source
     assert str(Path(torchvision.__file__).parent.parent) not in source
 
 
@@ -587,6 +587,14 @@ def test_copies_of_what_is_written_later_keep_their_strides(tmp_path: Path) -> N
     found = written(extractor_of(model, ["getitem", "output"], x), tmp_path)()(x)
     assert found["output"].tolist() == model(x).tolist() == [1.0, 3.0]
     assert found["getitem"].tolist() == [[0.0, 2.0]]
+
+
+@pytest.mark.parametrize("name", ["\U0001d465", "it's", "\u2603"])
+def test_names_beyond_ascii_are_written_as_they_are(name: str, tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(2, 2))
+    extractor = extractor_of(model, ["output"], x := torch.rand(1, 2))
+    assert torch.equal(written(extractor, tmp_path)()(x)["output"], model(x))
 
 
 class AsksForMode(nn.Module):
