@@ -13,7 +13,7 @@ from torch import nn
 from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
-from featx.ir.operator_facts import facts_of, facts_of_call
+from featx.ir.operator_facts import facts_of, facts_of_call, is_magic
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import PURE_OPERATORS
 
@@ -100,7 +100,7 @@ def _parameters(target: Any) -> Iterable[str]:
 
 def _is_pure(node: Node) -> bool:
     if node.op == "call_method":
-        if node.target.startswith("__") and node.target.endswith("__"):
+        if is_magic(node.target):
             return _is_python_operator(node.target[2:-2]) or _is_python_operator(node.target[2:-2].removeprefix("r"))
         return node.target in _METHODS or _is_operator(node.target)
     function: Callable[..., Any] = node.target
