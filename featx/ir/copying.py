@@ -14,6 +14,9 @@ from featx.rebuilding import with_items
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
 
+# What of `meta` says where in the model a value comes from, which is true of what is made in the place of a node too.
+ORIGIN = ("nn_module_stack", "source", "stack_trace")
+
 
 class _Position:
     """Stands for a node in pickled arguments: the node at this index of the graph."""
