@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NO_VALUE = object()
@@ -50,6 +50,12 @@ def rebuild_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
 def rebuild_tuple(kind: Any, items: Sequence[Any], attributes: Mapping[str, Any] = _NONE) -> Any:
     """Return a tuple of a class with these items and attributes. No `__new__` of the class runs."""
     return set_attributes(tuple.__new__(kind, items), attributes)
+
+
+def with_items(value: Any, items: Iterable[Any]) -> Any:
+    """Return a tuple or list of the class of `value` with other items; a named tuple without its `__new__`."""
+    kind: Any = type(value)
+    return tuple.__new__(kind, items) if hasattr(kind, "_fields") else kind(items)
 
 
 def rebuild_dict(kind: Any, items: Mapping[Any, Any], attributes: Mapping[str, Any] | None = _NONE) -> Any:

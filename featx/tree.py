@@ -66,10 +66,10 @@ def clone_tensors(value: Any) -> Any:  # noqa: F811
     if not torch.jit.is_scripting():
         return tree_map(_clone_leaf if torch.compiler.is_compiling() else _ClonedOnce().of, value)
     if isinstance(value, torch.Tensor):
-        return _clone(value)
+        return clone_tensor(value)
     if isinstance(value, list):
-        return [_clone(item) for item in value]
-    return {key: _clone(item) for key, item in value.items()}
+        return [clone_tensor(item) for item in value]
+    return {key: clone_tensor(item) for key, item in value.items()}
 
 
 class _ClonedOnce:
@@ -86,7 +86,7 @@ class _ClonedOnce:
 
 def _clone_leaf(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return _clone(leaf)
+        return clone_tensor(leaf)
     if holds_no_tensor(leaf):
         return leaf
     raise RequestError(
@@ -147,7 +147,8 @@ def _holds_no_tensor(value: object, around: set[int]) -> bool:
     return not isinstance(value, torch.Tensor) and all(_holds_no_tensor(each, {*around, id(value)}) for each in held)
 
 
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
+def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a clone of a tensor with its strides and, as far as it asks for them, gradients."""
     clone = tensor.clone()
     if not torch.jit.is_scripting() and _has_other_strides(clone, tensor):
         clone = _copy_with_strides(tensor)

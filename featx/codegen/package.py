@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,11 @@ def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Pat
     Raises:
         ArgumentTypeError: the code refers to an object that cannot be imported by name, or `name` cannot name a class.
     """
-    if not is_plain(name) or name in code.globals or name == "Path" or hasattr(builtins, name):
-        raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
+    check_class_name(name, {*code.globals, "Path"})
     imports = ["import torch", "from math import inf, nan", "from torch import device", "NoneType = type(None)"]
     for alias, value in code.globals.items():
         if alias not in ALWAYS_KNOWN:
-            imports += _import(alias, value)
+            imports += lines_of_import(alias, value)
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
     reads = {node.target.partition(".")[0] for node in graph.nodes if node.op == "get_attr"}
@@ -70,7 +70,18 @@ def write_package(module: nn.Module, graph: Graph, code: PythonCode, folder: Pat
     (folder / "__init__.py").write_text(f"from .module import {name} as {name}\n", encoding="utf-8")
 
 
-def _import(alias: str, value: object) -> list[str]:
+def check_class_name(name: str, taken: Collection[str]) -> None:
+    """Raise ArgumentTypeError unless generated code, which uses the names `taken`, can have a class of this name."""
+    if not is_plain(name) or name in taken or hasattr(builtins, name):
+        raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
+
+
+def lines_of_import(alias: str, value: object) -> list[str]:
+    """Return the lines that import a global of generated code by the name `alias`.
+
+    Raises:
+        ArgumentTypeError: it cannot be imported by name.
+    """
     if not callable(value):
         raise ArgumentTypeError(
             f"cannot write the global '{alias}' of the generated code: {value!r} has no import path"

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +17,20 @@ from torch import nn
 from featx.codegen import standalone_checks
 from featx.codegen.constructors import constructor_of
 from featx.codegen.emit import ALWAYS_KNOWN, PythonCode
-from featx.codegen.identifiers import is_dotted_name
-from featx.codegen.package import PRIVATE
-from featx.codegen.standalone_tensors import quoted, reasons_of_tensors, tensors_of
-from featx.errors import ArgumentTypeError, MissingExtraError
+from featx.codegen.identifiers import quoted
+from featx.codegen.package import PRIVATE, check_class_name, lines_of_import
+from featx.codegen.standalone_tensors import reasons_of_tensors, tensors_of
+from featx.errors import MissingExtraError
+from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
-from featx.ir.identifiers import is_plain
 from featx.ir.names import qualified_name
+from featx.tree import held, items_at, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 WEIGHTS = "weights.safetensors"
-_CHECKS = {
+_CHECKS: dict[str, Any] = {
     f"featx.{module}.{name}": getattr(standalone_checks, name)
     for module, names in {
         "tracing.guards.guards": (
@@ -37,34 +39,18 @@ _CHECKS = {
         ),
         "tracing.guards.held": "check_held",
         "tracing.guards.versions": "version_of check_version",
-        "tree": "clone_tensors held items_at with_defaults",
-        "ir.apart": "later_of returned_of",
+        "tree": "clone_tensors",
         "features.building.raising_graph": "raise_mode_not_traceable",
         "features.requests.processing": "check_layout",
     }.items()
     for name in names.split()
-}
-# What they call.
-_CALLED_BY: dict[Any, tuple[Any, ...]] = {
-    standalone_checks.check_form: (standalone_checks.form_of,),
-    standalone_checks.check_aliases: (
-        standalone_checks.aliases_of,
-        standalone_checks.overlap,
-        standalone_checks.tensors_in,
-    ),
-    standalone_checks.check_same_items: (standalone_checks.aliases_of, standalone_checks.tensors_in),
-    standalone_checks.version_of: (standalone_checks.tensors_in,),
-    standalone_checks.later_of: (standalone_checks.tensors_in, standalone_checks.clone_tensors),
-    standalone_checks.returned_of: (standalone_checks.clone_tensors,),
-}
+} | {qualified_name(function): function for function in (held, items_at, with_defaults, later_of, returned_of)}
 _ALWAYS_NEEDED = (standalone_checks.safetensors_dtypes, standalone_checks.read_safetensors, standalone_checks.put)
 # Those that return nothing.
-_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values()) - {
-    "clone_tensors", "held", "items_at", "later_of", "returned_of", "version_of", "with_defaults",
-}  # fmt: skip
+_STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values() if check.__name__.startswith(("check_", "raise_")))
 # In messages that say where a model decides something.
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
-_NAMES = frozenset({"Path", "Any", "Optional", "json", "nn", "torch"})
+_NAMES = frozenset({"Iterable", "Path", "Any", "Optional", "json", "nn", "torch"})
 _STANDARD = frozenset({"builtins", "math", "operator", "_operator", "itertools", "functools"})
 _TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs nothing else.
 
@@ -74,6 +60,7 @@ _TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs nothing el
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Optional
@@ -140,11 +127,11 @@ def write_standalone(
         MissingExtraError: safetensors is not installed.
     """
     known = {alias: value for code in codes.values() for alias, value in code.globals.items()}
-    is_taken = name in known or name in _NAMES or hasattr(builtins, name) or hasattr(standalone_checks, name)
-    if not is_plain(name) or is_taken:
-        raise ArgumentTypeError(f"cannot write a class named {name!r}; choose an identifier that the code does not use")
+    needed = _needed(known.values())
+    check_class_name(name, {*known, *_NAMES, *(each.__name__ for each in needed)})
     save = _safetensors()
-    sources, aliases, imports = _functions(known)
+    sources = [inspect.getsource(each).rstrip() for each in needed]
+    aliases, imports = _globals(known)
     code_of_all = "\n".join(code.src for code in codes.values())
     for alias, function in [*aliases.items()]:
         if re.search(rf"\b{function}\b(?!\()", code_of_all):  # a variable has that name
@@ -211,9 +198,22 @@ def _is_tensor(module: nn.Module, path: str) -> bool:
     return name in holder._parameters or name in holder._buffers
 
 
-def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the sources of the checks, what names in the code become, and the imports."""
-    needed: dict[Any, None] = dict.fromkeys(_ALWAYS_NEEDED)
+def _needed(values: Iterable[Any]) -> list[Any]:
+    """Return the classes and functions whose sources are written for these globals: the checks and what they call."""
+    needed = [*_ALWAYS_NEEDED, *(_CHECKS[path] for value in values if (path := qualified_name(value)) in _CHECKS)]
+    for function in needed:
+        codes = [function.__code__] if isinstance(function, FunctionType) else []
+        for code in codes:
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            for name in code.co_names:
+                called = vars(standalone_checks).get(name, function.__globals__.get(name))
+                if getattr(called, "__module__", "").startswith("featx.") and called not in needed:
+                    needed.append(called)
+    return sorted(needed, key=lambda each: isinstance(each, FunctionType))
+
+
+def _globals(known: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return what names in the code become, and the imports."""
     aliases: dict[str, str] = {}
     imports: list[str] = []
     for alias, value in known.items():
@@ -221,35 +221,20 @@ def _functions(known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], lis
             continue
         check = _CHECKS.get(qualified_name(value))
         if check is not None:
-            needed[check] = None
             aliases[alias] = check.__name__
         elif _is_foreign_namedtuple(value):
             imports.append("from collections import namedtuple")
             imports.append(f"{alias} = namedtuple({value.__name__!r}, {list(value._fields)!r})")
         else:
-            imports.append(_import(alias, value))
-    for check in list(needed):
-        needed.update(dict.fromkeys(_CALLED_BY.get(check, ())))
-    if len(needed) > len(_ALWAYS_NEEDED):
-        needed = {standalone_checks.SpecializationError: None, **needed}
+            imports += lines_of_import(alias, value)
     # Imports stand before the classes of tuples.
-    lines = sorted(set(imports), key=lambda line: (not line.startswith("from "), line))
-    return [inspect.getsource(each).rstrip() for each in needed], aliases, lines
+    return aliases, sorted(set(imports), key=lambda line: (not line.startswith("from "), line))
 
 
 def _is_foreign_namedtuple(value: Any) -> bool:
     """Say whether a value is a class of named tuples of another library, which is nothing but its fields."""
     is_namedtuple = isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
     return is_namedtuple and value.__module__.partition(".")[0] not in (*_STANDARD, "torch")
-
-
-def _import(alias: str, value: Any) -> str:
-    path = qualified_name(value)
-    owner, _, name = path.rpartition(".")
-    owner = owner or builtins.__name__
-    if not is_dotted_name(path) or getattr(sys.modules.get(owner), name, None) is not value:
-        raise ArgumentTypeError(f"cannot write the global '{alias}' of the generated code: {path} cannot be imported")
-    return f"from {owner} import {name} as {alias}"
 
 
 def _renamed(source: str, aliases: Mapping[str, str]) -> str:

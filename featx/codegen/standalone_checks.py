@@ -1,6 +1,6 @@
 """What code that stands alone checks and loads; the source of these functions is written into it.
 
-This file imports torch and nothing of featx, and its functions need nothing but torch and one another.
+The functions need torch, one another, and functions of featx whose sources can be written into it too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from featx.ir.memory import overlap
+from featx.rebuilding import with_items
+from featx.tree import clone_tensor
 
 
 class SpecializationError(RuntimeError):
@@ -28,8 +32,19 @@ def check_decision(value: Any, expected: Any, what: str, when_compiled: str = "c
 
 def check_constant(value: Any, expected: Any, what: str) -> None:
     """Raise unless an input that is no tensor is what it was on the example."""
-    if type(value) is not type(expected) or value != expected:
+    if not is_same(value, expected):
         raise SpecializationError(f"{what}: {value!r:.80} now, {expected!r:.80} on the example")
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Say whether two values without tensors are the same: nan is nan, True is not 1, and 0.0 is not -0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
+    return repr(one) == repr(other) if isinstance(one, (float, complex)) else bool(one == other)
 
 
 def check_not_given(value: Any, what: str) -> None:
@@ -91,23 +106,6 @@ def aliases_of(values: Any) -> Any:
     return tuple(map(tensors.index, tensors))
 
 
-def overlap(tensors: list[torch.Tensor]) -> bool:
-    """Say whether two of some tensors that are not one object may share memory."""
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
-            continue
-        lengths = zip(tensor.shape, tensor.stride(), strict=True)
-        start = int(tensor.storage_offset())
-        width = 1 + sum((length - 1) * stride for length, stride in lengths)
-        of_memory = spans.setdefault(tensor.untyped_storage()._cdata, [])
-        begin, end = start * tensor.itemsize, (start + width) * tensor.itemsize
-        if any(begin < other_end and other_begin < end for other_begin, other_end in of_memory):
-            return True
-        of_memory.append((begin, end))
-    return False
-
-
 def version_of(value: Any) -> int:
     """Return how often the tensors in a value were written in place; -1 where torch does not count that."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
@@ -138,23 +136,6 @@ def check_form(value: Any, form: Any, what: str) -> None:
         raise SpecializationError(f"the form of {what}: {form_of(value)} now, {form} on the example")
 
 
-def items_at(value: Any, keys: Any) -> Any:
-    """Return the items of a dict at some keys, in their order, without those that it does not have."""
-    return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else value
-
-
-def with_defaults(given: Any, defaults: Any, keys: Any) -> Any:
-    """Return keyword arguments with the defaults of those that are missing.
-
-    In the order of `keys`, if `given` is in that order too; else the defaults come first.
-    """
-    missing = {key: value for key, value in defaults.items() if key not in given}
-    filled = {**missing, **given}
-    if [key for key in given if key in keys] != [key for key in keys if key in given]:
-        return filled
-    return {**{key: filled[key] for key in keys if key in filled}, **given}
-
-
 def form_of(value: Any) -> Any:
     """Describe how a value is nested, with its tensors by number of dimensions and its numbers by kind."""
     if isinstance(value, torch.Tensor):
@@ -174,11 +155,6 @@ def form_of(value: Any) -> Any:
 def raise_mode_not_traceable(mode: str, reason: str) -> None:
     """Raise, since the model could not be traced in this mode."""
     raise SpecializationError(f"there is no code for {mode} mode, in which the model could not be traced: {reason}")
-
-
-def held(value: Any) -> Any:
-    """Return a list or dict, so that it has a name."""
-    return value
 
 
 def check_held(value: Any, left: Any, what: str) -> None:
@@ -201,30 +177,15 @@ def check_held(value: Any, left: Any, what: str) -> None:
         check_held(now, then, what)
 
 
-def later_of(value: Any, others: list[Any]) -> Any:
-    """Return what later code gets, which may write it: a clone, or the value itself if it shares memory with others."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        return value
-    memories = {tensor.untyped_storage()._cdata for tensor in tensors_in(others)}
-    is_shared = any(tensor.untyped_storage()._cdata in memories for tensor in tensors_in(value))
-    return value if is_shared else clone_tensors(value)
-
-
-def returned_of(value: Any, later: Any) -> Any:
-    """Return a value as it is where later code has got a clone, else a clone of it."""
-    return clone_tensors(value) if later is value else value
-
-
 def clone_tensors(value: Any, clones: Any = None) -> Any:
     """Return a value with each tensor in it cloned once, which the model overwrites later."""
     clones = {} if clones is None else clones
     if isinstance(value, torch.Tensor):
         if id(value) not in clones:
-            clones[id(value)] = value.clone()
+            clones[id(value)] = clone_tensor(value)
         return clones[id(value)]
     if isinstance(value, (tuple, list)):
-        items = [clone_tensors(item, clones) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return with_items(value, [clone_tensors(item, clones) for item in value])
     return {key: clone_tensors(item, clones) for key, item in value.items()} if isinstance(value, dict) else value
 
 

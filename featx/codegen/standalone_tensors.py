@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
+from featx.codegen.identifiers import quoted
 from featx.codegen.standalone_checks import safetensors_dtypes
-from featx.ir.memory import memory_of
+from featx.ir.memory import memory_of, overlap
 
 
 def tensors_of(module: nn.Module, constructors: Iterable[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -63,14 +63,9 @@ def reasons_of_tensors(module: nn.Module) -> list[str]:
         if tensor.dtype not in safetensors_dtypes().values():
             found.append(f"'{name}' has the dtype {tensor.dtype}, which safetensors does not know")
         others = by_memory.setdefault(memory_of(tensor), [])
-        found += [f"'{name}' and '{other}' share memory" for other, each in others if _overlap(tensor, each)]
+        found += [f"'{name}' and '{other}' share memory" for other, each in others if overlap((tensor, each))]
         others.append((name, tensor))
     return found
-
-
-def quoted(text: str) -> str:
-    """Return a text as a literal of Python."""
-    return json.dumps(text)
 
 
 def _set(names: Iterable[str]) -> str:
@@ -93,18 +88,3 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors of one memory may have elements in common."""
-    if one is other or not one.numel() or not other.numel():
-        return False
-    (first, last), (other_first, other_last) = _range(one), _range(other)
-    return first <= other_last and other_first <= last
-
-
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    size = tensor.element_size()
-    first = int(tensor.storage_offset()) * size
-    reach = sum(stride * (length - 1) for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
-    return first, first + reach * size + size - 1

@@ -84,12 +84,12 @@ class AdaptiveExtractor(nn.Module):
     @property
     def traced_model(self) -> nn.Module:
         """What is traced, and whose parts these are."""
-        return self.__dict__["_model"]
+        return self._model
 
     @property
     def extractors(self) -> tuple[DualGraphModule, ...]:
         """The extractors so far, the oldest first."""
-        return tuple(self.__dict__["_extractors"])
+        return tuple(self._extractors)
 
     @property
     def feature_info(self) -> FeatureInfos:
@@ -110,9 +110,9 @@ class AdaptiveExtractor(nn.Module):
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
         given, kwargs = kwargs, self._with_defaults(len(args), kwargs)
-        traced: dict[DualGraphModule, _Traced] = self.__dict__["_traced"]
+        traced: dict[DualGraphModule, _Traced] = self._traced
         # By mode, as a graph may hold in one and not in the other.
-        held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
+        held_last: dict[bool, DualGraphModule] = self._held_last
         last = held_last.get(self.training, self.extractors[0])
         for extractor in [last, *[one for one in self.extractors if one is not last]]:
             is_first = extractor is self.extractors[0]
@@ -133,32 +133,32 @@ class AdaptiveExtractor(nn.Module):
         except BaseException:
             del traced[extractor]
             raise
-        self.__dict__["_extractors"].append(extractor)
+        self._extractors.append(extractor)
         held_last[self.training] = extractor
         self._note_use(extractor)
         return result
 
     def _check(self, extractor: DualGraphModule) -> None:
         """Raise where the graph of `extractor` in the present mode does not go together with those of the others."""
-        traced: dict[DualGraphModule, _Traced] = self.__dict__["_traced"]
+        traced: dict[DualGraphModule, _Traced] = self._traced
         if self.training in traced[extractor].checked or is_raising(self._in_mode(extractor).graph):
             return
         known = [Case(self._in_mode(each).graph, traced[each].example) for each in self._checked_in(self.training)]
         others = self._checked_in(not self.training)
         in_other_mode = [case for each in others for case in first_in_other_mode(each, traced[each].example)]
-        tracer: CaseTracer = self.__dict__["_tracer"]
+        tracer: CaseTracer = self._tracer
         is_unaffected = functools.partial(tracer.is_unaffected, self.traced_model, self.training)
         case = Case(self._in_mode(extractor).graph, traced[extractor].example)
         check_case(case, known, in_other_mode, self.traced_model, is_unaffected)
         traced[extractor].checked.add(self.training)
 
     def _checked_in(self, training: bool) -> list[DualGraphModule]:
-        traced: dict[DualGraphModule, _Traced] = self.__dict__["_traced"]
+        traced: dict[DualGraphModule, _Traced] = self._traced
         return [each for each in self.extractors if training in traced[each].checked]
 
     def _note_use(self, extractor: DualGraphModule) -> None:
         """Note that an extractor ran, and drop the one that has not for longest where there are too many."""
-        used: list[DualGraphModule] = self.__dict__["_used"]
+        used: list[DualGraphModule] = self._used
         if used[-1] is extractor:
             return
         used[:] = [*(each for each in used if each is not extractor), extractor]
@@ -166,10 +166,10 @@ class AdaptiveExtractor(nn.Module):
         if len(used) > _MOST:
             dropped = next(each for each in used if each is not first)
             _LOGGER.info("%s keeps %d graphs, and drops one", self._get_name(), _MOST)
-            for kept in (used, self.__dict__["_extractors"]):
+            for kept in (used, self._extractors):
                 kept[:] = [each for each in kept if each is not dropped]
-            del self.__dict__["_traced"][dropped]
-            held_last: dict[bool, DualGraphModule] = self.__dict__["_held_last"]
+            del self._traced[dropped]
+            held_last: dict[bool, DualGraphModule] = self._held_last
             for mode in [mode for mode, each in held_last.items() if each is dropped]:
                 del held_last[mode]
 
@@ -182,7 +182,7 @@ class AdaptiveExtractor(nn.Module):
     def _traced_for(self, example: Example) -> DualGraphModule:
         known = (self._in_mode(each).graph for each in self.extractors)
         dims = self.extractors[0].meta["free_dims"]
-        return trace_for_input(lambda: self.__dict__["_build"](example, dims), known)
+        return trace_for_input(lambda: self._build(example, dims), known)
 
     def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         return with_defaults(self._in_mode(self.extractors[0]).graph, count, kwargs)
@@ -193,7 +193,7 @@ class AdaptiveExtractor(nn.Module):
     def _attempt(self, extractor: DualGraphModule, args: Any, kwargs: Any) -> dict[str, Any] | None:
         runner = self._in_mode(extractor)
         try:
-            return self.__dict__["_attempts"].run(runner, runner.graph, self.traced_model, args, kwargs)
+            return self._attempts.run(runner, runner.graph, self.traced_model, args, kwargs)
         except TraceError:
             return None
 
@@ -251,18 +251,18 @@ class AdaptiveExtractor(nn.Module):
 
     def train(self, mode: bool = True) -> AdaptiveExtractor:
         """Put this module, and the model with it, into train or eval mode."""
-        self.__dict__["_model"].train(mode)
+        self._model.train(mode)
         self.training = mode
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> AdaptiveExtractor:
         for extractor in self.extractors:
             check_conversion(extractor, fn)
-        with tensors_kept_shared(self.__dict__["_model"], self.extractors):
+        with tensors_kept_shared(self._model, self.extractors):
             super()._apply(fn, recurse)
             for extractor in self.extractors:
                 extractor._apply(fn, recurse)
         return self
 
     def _get_name(self) -> str:
-        return f"AdaptiveExtractor({type(self.__dict__['_model']).__name__})"
+        return f"AdaptiveExtractor({type(self._model).__name__})"

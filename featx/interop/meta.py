@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from featx.rebuilding import with_items
+
 # In node.meta: what a node that only torch.fx's code needs stands for.
 HELPER = "featx_helper"
 # In node.meta["is_wrapped"], where torch.fx notes that a function stays one node when the code is traced again.
@@ -46,6 +48,5 @@ class Translation:
             changed = {key: self._value(item) for key, item in cast(dict[Any, Any], value).items()}
             return value if all(changed[key] is value[key] for key in changed) else changed
         items = [self._value(item) for item in value]
-        if all(item is earlier for item, earlier in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        is_same = all(item is earlier for item, earlier in zip(items, value, strict=True))
+        return value if is_same else with_items(value, items)

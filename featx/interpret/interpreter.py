@@ -9,12 +9,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, GraphError, InputError, TargetError
+from featx.errors import ArgumentTypeError, GraphError, InputError
 from featx.interpret.notes import describe
 from featx.interpret.plan import Plan, modes_restored
 from featx.ir.arguments import Argument
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.ir.verify import find_attribute
+from featx.rebuilding import with_items
 
 _NOTHING = object()
 # Arguments that stand for themselves, found by one lookup.
@@ -205,20 +207,7 @@ class Interpreter:
         Raises:
             TargetError: nothing is there; the message names the part of the path that is missing.
         """
-        value: Any = self.module
-        for part in target.split("."):
-            # Past nn.Module.__getattr__, which costs more than everything else here.
-            child = value._modules.get(part) if isinstance(value, nn.Module) else None
-            if child is None:
-                try:
-                    child = getattr(value, part)
-                except AttributeError as error:
-                    raise TargetError(
-                        f"the graph refers to '{target}', but '{part}' is missing in {type(value).__name__} of "
-                        f"{type(self.module).__name__}; add it to the module, or change node.target"
-                    ) from error
-            value = child
-        return value
+        return find_attribute(self.module, target)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of `n` with values in place of nodes."""
@@ -255,8 +244,7 @@ class Interpreter:
         if isinstance(argument, Node):
             return env[argument]
         if isinstance(argument, tuple):
-            items = [value_of(item) for item in argument]
-            return kind(*items) if hasattr(argument, "_fields") else kind(items)
+            return with_items(argument, [value_of(item) for item in argument])
         if isinstance(argument, list):
             return [value_of(item) for item in argument]
         if isinstance(argument, dict):

@@ -9,6 +9,7 @@ from torch import nn
 
 from featx.interpret.interpreter import Interpreter
 from featx.ir.arguments import Argument
+from featx.ir.copying import ORIGIN
 from featx.ir.graph import Graph
 from featx.ir.modules import walk_modules
 from featx.ir.node import Node, Target
@@ -17,9 +18,6 @@ from featx.tracing.nodes.proxy import Proxy
 from featx.tracing.nodes.tracer_base import TracerBase
 from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.tracer import Tracer
-
-# What is true of every node that is made in the place of another: where in the model that one came from.
-_ORIGIN = ("nn_module_stack", "source", "stack_trace")
 
 
 class Transformer(Interpreter):
@@ -133,9 +131,9 @@ class _Retracer(Tracer):
         """
         for node in self._made:
             if node is not result:
-                keys: Iterable[str] = _ORIGIN
+                keys: Iterable[str] = ORIGIN
             elif node.op != origin.op or node.target != origin.target:
-                keys = (*_ORIGIN, "qualified_name")
+                keys = (*ORIGIN, "qualified_name")
             else:
                 keys = origin.meta
                 self._name_copy(node)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from featx.errors import ArgumentTypeError
 from featx.ir.immutable import ImmutableDict, ImmutableList
+from featx.rebuilding import with_items
 
 if TYPE_CHECKING:
     from featx.ir.node import Node
@@ -39,10 +40,7 @@ def freeze(argument: Argument, uses: dict[Node, None]) -> Argument:
     if kind in ATOMS:
         return argument
     if isinstance(argument, tuple):
-        items = [freeze(item, uses) for item in cast(tuple[Any, ...], argument)]
-        if hasattr(argument, "_fields"):
-            return tuple.__new__(kind, items)
-        return tuple(items) if kind is tuple else kind(items)
+        return with_items(argument, [freeze(item, uses) for item in cast(tuple[Any, ...], argument)])
     if isinstance(argument, list):
         return ImmutableList([freeze(item, uses) for item in cast(list[Any], argument)])
     if isinstance(argument, dict):
@@ -95,6 +93,21 @@ def collect_nodes(argument: Argument, found: dict[Node, None]) -> None:
             collect_nodes(item, found)
 
 
+def leaves_of(argument: Any) -> Iterator[Any]:
+    """Yield what nested tuples, lists, dicts and slices hold, in order: nodes and constants."""
+    if isinstance(argument, (tuple, list)):
+        for item in cast(tuple[Any, ...], argument):
+            yield from leaves_of(item)
+    elif isinstance(argument, dict):
+        for item in cast(dict[Any, Any], argument).values():
+            yield from leaves_of(item)
+    elif isinstance(argument, slice):
+        for item in (argument.start, argument.stop, argument.step):
+            yield from leaves_of(item)
+    else:
+        yield argument
+
+
 def map_arg(a: Argument, fn: Callable[[Node], Argument]) -> Argument:
     """Return `a` with `fn` applied to each Node in it. Tuples, lists, dicts and slices keep their type."""
     if isinstance(a, Operand):
@@ -113,11 +126,7 @@ def _map_structure(
     a: Argument, recurse: Callable[[Argument], Argument], on_leaf: Callable[[Argument], Argument]
 ) -> Argument:
     if isinstance(a, tuple):
-        items = [recurse(item) for item in cast(tuple[Any, ...], a)]
-        kind = type(cast(tuple[Any, ...], a))
-        if hasattr(a, "_fields"):
-            return tuple.__new__(kind, items)
-        return tuple(items) if kind is tuple else kind(items)
+        return with_items(a, [recurse(item) for item in cast(tuple[Any, ...], a)])
     if isinstance(a, list):
         return ImmutableList([recurse(item) for item in cast(list[Any], a)])
     if isinstance(a, dict):

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 from featx.ir.arguments import ATOMS, collect_nodes, map_arg
 from featx.ir.names import qualified_name, resolve
 from featx.ir.node import Node
+from featx.rebuilding import with_items
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
+
+# What of `meta` says where in the model a value comes from, which is true of what is made in the place of a node too.
+ORIGIN = ("nn_module_stack", "source", "stack_trace")
 
 
 class _Position:
@@ -144,10 +148,8 @@ def _from_positions(value: Any, nodes: list[Node]) -> Any:
     if isinstance(value, (tuple, list)):
         sequence = cast(tuple[Any, ...], value)
         items = [_from_positions(item, nodes) for item in sequence]
-        if all(one is other for one, other in zip(items, sequence, strict=True)):
-            return sequence
-        kind = type(sequence)
-        return tuple.__new__(kind, items) if hasattr(value, "_fields") else kind(items)
+        is_same = all(one is other for one, other in zip(items, sequence, strict=True))
+        return sequence if is_same else with_items(sequence, items)
     if isinstance(value, dict):
         mapping = cast(dict[Any, Any], value)
         changed = {key: _from_positions(item, nodes) for key, item in mapping.items()}

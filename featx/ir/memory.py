@@ -170,6 +170,23 @@ def memory_of(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
+def overlap(tensors: Iterable[torch.Tensor]) -> bool:
+    """Say whether two of some tensors that are not one object may share memory. The gaps of their strides count too."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
+            continue
+        lengths = zip(tensor.shape, tensor.stride(), strict=True)
+        start = int(tensor.storage_offset())
+        width = 1 + sum((length - 1) * stride for length, stride in lengths)
+        of_memory = spans.setdefault(memory_of(tensor), [])
+        begin, end = start * tensor.itemsize, (start + width) * tensor.itemsize
+        if any(begin < other_end and other_begin < end for other_begin, other_end in of_memory):
+            return True
+        of_memory.append((begin, end))
+    return False
+
+
 def _held(root: object, path: str) -> Iterator[object]:
     """Yield what stands for each module and tensor that `root` has at `path`, the same under every path to it."""
     value = attribute_at(root, path)

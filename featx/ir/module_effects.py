@@ -31,13 +31,17 @@ def module_effects(module: nn.Module) -> tuple[bool, bool]:
     return False, isinstance(module, _VIEW_MODULES + _DRAW_IN_TRAINING)
 
 
-def module_draws(module: nn.Module) -> bool:
-    """Say whether a module itself, without those inside it, may draw random numbers when it is called."""
+def module_draws(module: nn.Module, training: bool | None = None) -> bool:
+    """Say whether a module itself, without those inside it, may draw random numbers when it is called.
+
+    With `training`, when it is called in that mode, which may be another one than it is in.
+    """
+    training = module.training if training is None else training
     is_of_torch = is_torch_layer(type(module))
     if isinstance(module, _DRAW_IN_TRAINING) or (is_of_torch and module.__dict__.get("dropout")):
-        return module.training
+        return training
     if draws_in_training_only(type(module)):
-        return module.training
+        return training
     # A container runs nothing of its own; a module of somebody's own may draw in either mode.
     is_known = is_of_torch or type(module).forward is nn.Sequential.forward
     return not is_known or isinstance(module, _DRAWING_MODULES)

@@ -29,6 +29,8 @@ _RANDOM_IN_TRAINING = {
     "dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2, "feature_dropout": 2,
     "feature_alpha_dropout": 2, "native_dropout": 2, "rrelu": 3,
 }  # fmt: skip
+# Those of them that do not train by default.
+_EVAL_BY_DEFAULT = frozenset({"alpha_dropout", "feature_alpha_dropout", "rrelu"})
 # Where they have their probability of dropout.
 _DROPOUT_AT = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 _HOOK_METHODS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
@@ -188,7 +190,7 @@ def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
         return facts.draws
     if "training" in kwargs or "train" in kwargs or position < len(args):
         return is_set(args, kwargs, "training", position) or is_set(args, kwargs, "train", position)
-    return name.rstrip("_") != "rrelu"  # whose default is not to train
+    return name.rstrip("_") not in _EVAL_BY_DEFAULT
 
 
 def is_set(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, position: int | None) -> bool:

@@ -7,19 +7,7 @@ from typing import Any
 
 import torch
 
-# Running statistics that an operator writes although its schema does not say so: their positions.
-_UNMARKED = {
-    "aten::native_batch_norm": (3, 4),
-    # These are made of others, but in inference mode they come whole.
-    "aten::batch_norm": (3, 4),
-    "aten::_batch_norm_impl_index": (3, 4),
-    "aten::instance_norm": (3, 4),
-    "aten::cudnn_batch_norm": (3, 4),
-    "aten::miopen_batch_norm": (3, 4),
-    "aten::batch_norm_update_stats": (1, 2),
-    "aten::batch_norm_gather_stats": (3, 4),
-    "aten::batch_norm_gather_stats_with_counts": (3, 4),
-}
+from featx.ir.operator_facts import facts_of, is_written, statistics_written
 
 
 class Signature:
@@ -27,7 +15,7 @@ class Signature:
 
     __slots__ = (
         "_makes_tensors",
-        "_unmarked",
+        "_writes_statistics",
         "asks",
         "draws",
         "is_composite",
@@ -45,11 +33,11 @@ class Signature:
         self.name: str = schema.name
         # The arguments that are written, by position and name.
         self.written = [
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
+            (position, argument.name) for position, argument in enumerate(schema.arguments) if is_written(argument)
         ]
-        self._unmarked = _UNMARKED.get(self.name, ())
+        namespace, _, name = self.name.partition("::")
+        # Which its schema does not say.
+        self._writes_statistics = namespace == "aten" and facts_of(name).writes_statistics
         returned = [result.alias_info for result in schema.returns if result.alias_info is not None]
         self.is_view = any(not alias.is_write for alias in returned)
         tags = overload.tags
@@ -73,14 +61,14 @@ class Signature:
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the tensors that a call writes."""
-        if self._unmarked and not (len(args) > 5 and args[5] is False):  # in eval mode statistics are only read
-            yield from tensors_among([args[position] for position in self._unmarked])
+        if self._writes_statistics:
+            yield from tensors_among(statistics_written(self.overload.overloadpacket, args, kwargs))
         for position, name in self.written:
             yield from tensors_among((args[position] if position < len(args) else kwargs.get(name),))
 
     def only_makes_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a call returns tensors and does nothing else: new ones, or one view of the first argument."""
-        return self._makes_tensors and not (self._unmarked and any(True for _ in self.targets(args, kwargs)))
+        return self._makes_tensors and not (self._writes_statistics and any(True for _ in self.targets(args, kwargs)))
 
 
 class Signatures:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from featx.ir.module_effects import module_writes_state
+from featx.ir.module_effects import module_draws, module_writes_state
 from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
-from featx.ir.operator_facts import facts_of, facts_of_call
+from featx.ir.operator_facts import facts_of, facts_of_call, is_magic
 from featx.ir.torch_layers import is_torch_layer
 from featx.libraries import PURE_OPERATORS
 
@@ -81,12 +81,7 @@ def depends_on_mode(module: nn.Module) -> bool:
 
 def may_draw(module: nn.Module) -> bool:
     """Say whether a known module may draw random numbers in one of train and eval mode."""
-    return any(
-        isinstance(part, (nn.modules.dropout._DropoutNd, nn.RReLU))
-        or part.__dict__.get("dropout")
-        or (not is_torch_layer(type(part)) and not isinstance(part, nn.Sequential))
-        for part in modules_of(module)
-    )
+    return any(module_draws(part, training=True) for part in modules_of(module))
 
 
 def may_write_literal(node: Node, effects: CallEffects) -> bool:
@@ -105,7 +100,7 @@ def _parameters(target: Any) -> Iterable[str]:
 
 def _is_pure(node: Node) -> bool:
     if node.op == "call_method":
-        if node.target.startswith("__") and node.target.endswith("__"):
+        if is_magic(node.target):
             return _is_python_operator(node.target[2:-2]) or _is_python_operator(node.target[2:-2].removeprefix("r"))
         return node.target in _METHODS or _is_operator(node.target)
     function: Callable[..., Any] = node.target

@@ -42,18 +42,21 @@ def verify_targets(graph: Graph, root: object) -> None:
                 )
 
 
-def find_attribute(root: object, path: str, node: Node) -> Any:  # Any: a module, parameter, buffer or attribute
+def find_attribute(
+    root: object, path: str, node: Node | None = None
+) -> Any:  # Any: a module, parameter, buffer or attribute
     """Return the attribute of `root` at a dotted path.
 
     Raises:
-        TargetError: there is none; the message names `node` and the part of the path that is missing.
+        TargetError: there is none; the message names `node`, if given, and the part of the path that is missing.
     """
     value = root
     for part in path.split("."):
         found = _attribute(value, part)
         if found is None and not hasattr(value, part):
+            who = "the graph" if node is None else f"node '{node.name}' ({node.op})"
             raise TargetError(
-                f"node '{node.name}' ({node.op}) refers to '{path}', but {_class_of(root)} has no such attribute: "
+                f"{who} refers to '{path}', but {_class_of(root)} has no such attribute: "
                 f"'{part}' is missing in {_class_of(value)}. Add it to the module, or change node.target."
             )
         value = found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 
 from featx.ir.effects import Effects
 from featx.ir.memory import MemoryGroups
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.ir.repeatable import RepeatableCalls, depends_on_mode, is_known_module, may_draw
 from featx.module import GraphModule
 
@@ -80,7 +80,7 @@ class Accesses:
         It would have their present values otherwise.
         """
         for node in module.graph.find_nodes(op="get_attr") if self._assigning else ():
-            for path in itertools.accumulate(node.target.split("."), lambda start, part: f"{start}.{part}"):
+            for path in (*reversed(parents_of(node.target)), node.target):
                 if path in self._assigning:
                     module.add_submodule(path, self._gm.get_submodule(path))
 

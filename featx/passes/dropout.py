@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from featx.ir.node import Node
-from featx.ir.operator_facts import first_argument
+from featx.ir.operator_facts import draws_now, first_argument, name_of
 from featx.ir.repeatable import has_hooks
 from featx.ir.rewiring import replace_inputs
 from featx.ir.torch_layers import DROPOUTS
@@ -17,23 +17,11 @@ from featx.module import GraphModule, check_graph_module
 from featx.passes.accesses import Accesses
 from featx.tracing.guards.guards import require_mode
 
-# Each with the position and the name of the argument that says whether it is training, and with its default.
-_FUNCTIONS: dict[Any, tuple[int, str, bool]] = {
-    functional.dropout: (2, "training", True),
-    functional.dropout1d: (2, "training", True),
-    functional.dropout2d: (2, "training", True),
-    functional.dropout3d: (2, "training", True),
-    functional.alpha_dropout: (2, "training", False),
-    functional.feature_alpha_dropout: (2, "training", False),
-    torch.dropout: (2, "train", True),
-    torch.dropout_: (2, "train", True),
-    torch.alpha_dropout: (2, "train", True),
-    torch.alpha_dropout_: (2, "train", True),
-    torch.feature_dropout: (2, "train", True),
-    torch.feature_dropout_: (2, "train", True),
-    torch.feature_alpha_dropout: (2, "train", True),
-    torch.feature_alpha_dropout_: (2, "train", True),
-}
+_FUNCTIONS: set[Any] = {
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout,
+    functional.feature_alpha_dropout, torch.dropout, torch.dropout_, torch.alpha_dropout, torch.alpha_dropout_,
+    torch.feature_dropout, torch.feature_dropout_, torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
+}  # fmt: skip
 # Those that may give another view of an input, not the input itself.
 _MAY_RESHAPE = {nn.Dropout1d, nn.Dropout2d, nn.Dropout3d} | {
     functional.dropout1d, functional.dropout2d, functional.dropout3d
@@ -73,6 +61,4 @@ def _kind_of(gm: GraphModule, node: Node, module: nn.Module | None) -> Any:
         return type(module) if type(module) in DROPOUTS and is_off else None
     if node.op != "call_function" or node.target not in _FUNCTIONS:
         return None
-    position, name, default = _FUNCTIONS[node.target]
-    training = node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-    return node.target if training is False else None
+    return None if draws_now(name_of(node.target), node.args, node.kwargs) else node.target

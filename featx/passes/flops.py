@@ -104,8 +104,8 @@ _PER_INPUT: dict[str, int] = {
     ),
     **dict.fromkeys("_fused_rms_norm binary_cross_entropy_with_logits".split(), 4),
     **dict.fromkeys(
-        "_softmax _safe_softmax _log_softmax _masked_softmax native_layer_norm native_group_norm native_batch_norm "
-        "cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+        "_softmax _safe_softmax _log_softmax _masked_softmax native_layer_norm native_group_norm cudnn_batch_norm "
+        "miopen_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
         "_batch_norm_with_update".split(),
         5,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from featx.ir.node import Node
-from featx.ir.paths import parents_of
+from featx.ir.paths import module_at, parents_of
 
 
 class Hierarchy:
@@ -44,7 +44,5 @@ class Hierarchy:
         return self._kinds[path]
 
     def _kind_of(self, path: str) -> str:
-        module: nn.Module | None = self._root
-        for name in path.split("."):
-            module = None if module is None else module._modules.get(name)
+        module = module_at(self._root, path)
         return "" if module is None else module._get_name()

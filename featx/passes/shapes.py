@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featx.interpret.interpreter import Interpreter
-from featx.ir.arguments import map_aggregate
+from featx.ir.arguments import leaves_of, map_aggregate
 from featx.ir.node import Node
 from featx.passes.by_rule import ByRule, known_output, refuse_autocast
 from featx.passes.meta_execution import FakeValues, MetaValues
@@ -103,7 +103,7 @@ class ShapeProp(Interpreter):
         self._replaced.append((n, meta.get("tensor_meta", _ABSENT), meta.get("type", _ABSENT)))
         if type(result) is torch.Tensor:
             meta["tensor_meta"] = metadata_of(result)
-        elif any(isinstance(leaf, torch.Tensor) for leaf in _leaves(result)):
+        elif any(isinstance(leaf, torch.Tensor) for leaf in leaves_of(result)):
             meta["tensor_meta"] = map_aggregate(
                 result, lambda leaf: metadata_of(leaf) if isinstance(leaf, torch.Tensor) else leaf
             )
@@ -199,20 +199,6 @@ def _quantization_of(tensor: torch.Tensor) -> dict[str, Any]:
         "zero_point": tensor.q_per_channel_zero_points().tolist(),
         "axis": tensor.q_per_channel_axis(),
     }
-
-
-def _leaves(value: Any) -> Any:
-    # What map_aggregate looks into.
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, slice):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
 
 
 def _same(value: Any) -> Any:

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from featx.ir.arguments import map_arg, nodes_in
+from featx.ir.copying import ORIGIN
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.rewiring import keep_measured_effects, replace_inputs
@@ -14,8 +15,7 @@ from featx.rewrite.placing import point_anywhere, point_behind
 from featx.rewrite.safety import Place
 from featx.rewrite.site import Site
 
-# What of `meta` says where a value comes from, and what describes the call that makes it.
-_ORIGIN = ("nn_module_stack", "source", "stack_trace")
+# What of `meta` describes the call that makes a value.
 _OF_THE_CALL = frozenset({"effects", "is_guard"})
 # What a tracer has seen of the whole graph: whether a value is written after it was made.
 _OF_THE_GRAPH = "is_overwritten"
@@ -115,7 +115,7 @@ def _carry_meta(site: Site, values: dict[Node, Any]) -> None:
     for node in replacement.nodes:
         meta, origin = values[node].meta, site.origin_of(node).meta
         meta.pop("qualified_name", None)  # of the replacement's own module
-        for key in _ORIGIN:
+        for key in ORIGIN:
             if key in origin:
                 meta[key] = origin[key]
             else:

@@ -9,9 +9,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.ir.arguments import collect_nodes
+from featx.ir.arguments import nodes_in
+from featx.ir.equality import is_same
 from featx.ir.names import qualified_name
 from featx.ir.node import Node
+from featx.ir.paths import module_at
 from featx.rewrite.wildcards import AnyConstant, AnyOf
 
 # An argument of the pattern and the argument of the graph that is to match it.
@@ -62,35 +64,10 @@ def inner_pairs(wanted: Any, found: Any) -> Pairs | None:
 def is_constant(wanted: Any, found: Any) -> bool:
     """Say whether the constant `found` is what the constant or wildcard `wanted` of a pattern asks for."""
     if isinstance(wanted, AnyConstant):
-        return not holds_node(found)
+        return not nodes_in(found)
     if isinstance(wanted, AnyOf):
-        return any(is_same_value(choice, found) for choice in wanted.choices)
-    return is_same_value(wanted, found)
-
-
-def is_same_value(one: Any, other: Any) -> bool:
-    """Say whether two arguments are the same: nodes by identity, tensors by dtype and values, 0.0 is not -0.0."""
-    if one is other:
-        return True
-    if type(one) is not type(other) or isinstance(one, Node):
-        return False
-    if isinstance(one, torch.Tensor):
-        is_readable = one.device == other.device and not one.is_meta
-        return is_readable and one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-    pairs = inner_pairs(one, other)
-    if pairs is not None:
-        return all(is_same_value(*pair) for pair in pairs)
-    if isinstance(one, (float, complex)):
-        return repr(one) == repr(other)
-    answer = one == other
-    return answer if isinstance(answer, bool) else False
-
-
-def holds_node(value: Any) -> bool:
-    """Say whether there is a node in an argument."""
-    found: dict[Node, None] = {}
-    collect_nodes(value, found)
-    return bool(found)
+        return any(is_same(choice, found) for choice in wanted.choices)
+    return is_same(wanted, found)
 
 
 def is_commutative(node: Node) -> bool:
@@ -122,9 +99,7 @@ def _binders(node: Node, owner: nn.Module | None) -> Iterable[_Binder]:
     if isinstance(target, torch._ops.OpOverload):
         yield _Overload(target._schema, fill=True)
     elif node.op == "call_module":
-        module = owner
-        for part in target.split("."):
-            module = module._modules.get(part) if module is not None else None
+        module = module_at(owner, target)
         if module is not None:
             yield _Signature(module.forward)
     elif inspect.isfunction(target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -58,21 +58,6 @@ def without_guards(graph: Graph) -> Graph:
             only_guarded.update(node.all_input_nodes)
             graph.erase_node(node)
     return graph
-
-
-def leaves_of(argument: Any) -> Iterator[Any]:
-    """Yield what nested tuples, lists, dicts and slices hold, in order: nodes and constants."""
-    if isinstance(argument, (tuple, list)):
-        for item in cast(tuple[Any, ...], argument):
-            yield from leaves_of(item)
-    elif isinstance(argument, dict):
-        for item in cast(dict[Any, Any], argument).values():
-            yield from leaves_of(item)
-    elif isinstance(argument, slice):
-        for item in (argument.start, argument.stop, argument.step):
-            yield from leaves_of(item)
-    else:
-        yield argument
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from featx.errors import PatternError
+from featx.ir.arguments import leaves_of
 from featx.ir.effects import CallEffects, Effects
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.rewrite.pattern import Pattern, leaves_of
+from featx.rewrite.pattern import Pattern
 from featx.rewrite.wildcards import Wildcard
 
 

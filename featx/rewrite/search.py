@@ -9,16 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from featx.ir.arguments import nodes_in
+from featx.ir.equality import is_same
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.rewrite.operands import (
-    holds_node,
-    inner_pairs,
-    is_commutative,
-    is_constant,
-    is_same_value,
-    operand_pairs,
-)
+from featx.rewrite.operands import inner_pairs, is_commutative, is_constant, operand_pairs
 from featx.rewrite.pattern import Link, Pattern
 from featx.rewrite.targets import Test, matched_paths
 
@@ -124,7 +119,7 @@ class Search:
             else:
                 known = mapping.get(wanted, _UNSEEN)
                 if known is not _UNSEEN:
-                    if not is_same_value(known, found):
+                    if not is_same(known, found):
                         return False
                     continue
                 if not isinstance(found, Node):
@@ -152,7 +147,7 @@ class Search:
         return True
 
     def _fits(self, wanted: Any, found: Any) -> bool:
-        return is_constant(wanted, found) or (self._ignore_literals and not holds_node(wanted))
+        return is_constant(wanted, found) or (self._ignore_literals and not nodes_in(wanted))
 
     def _remember_exchanged(self, pairs: list[tuple[Any, Any]], pending: _Pending | None, anchor: int) -> None:
         (one, first), (other, second) = pairs

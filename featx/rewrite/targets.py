@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, PatternError
+from featx.ir.equality import is_same
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
 from featx.ir.verify import find_attribute
-from featx.rewrite.operands import is_same_value
 from featx.rewrite.pattern import Pattern
 from featx.rewrite.wildcards import AnyOf
 
@@ -142,7 +142,7 @@ class _SameAttribute:
         if self._wanted is None:
             return isinstance(value, torch.Tensor)
         if not isinstance(self._wanted, torch.Tensor):
-            return is_same_value(self._wanted, value)
+            return is_same(self._wanted, value)
         return type(value) is type(self._wanted) and (not self._with_form or _has_same_form(self._wanted, value))
 
 
@@ -188,7 +188,7 @@ def _is_same_setting(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
         items, others = cast(tuple[Any, ...], one), cast(tuple[Any, ...], other)
         return len(items) == len(others) and all(map(_is_same_setting, items, others))
-    return is_same_value(one, other)
+    return is_same(one, other)
 
 
 def _has_same_form(one: Any, other: Any) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from torch import nn
 
 from featx.containers import is_of_graph_module, twin_of
 from featx.ir.graph import Graph
+from featx.ir.paths import parents_of
 from featx.module import GraphModule
 
 
@@ -29,7 +29,7 @@ def remove_unused_modules(gm: GraphModule, paths: Iterable[str]) -> None:
 
 def prefixes(paths: Iterable[str]) -> set[str]:
     """Return the paths and all that they lie below."""
-    return {prefix for path in paths for prefix in itertools.accumulate(path.split("."), "{}.{}".format)}
+    return {prefix for path in paths for prefix in (path, *parents_of(path))}
 
 
 def _remove(gm: GraphModule, path: str, used: set[str], own: set[nn.Module]) -> None:

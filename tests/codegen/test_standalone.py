@@ -208,7 +208,7 @@ def test_it_says_what_it_is(tmp_path: Path) -> None:
     written(extractor_of(resnet().eval(), {"layer2": "C3"}), tmp_path / "code")
     source = (tmp_path / "code" / "__init__.py").read_text()
     assert "C3   layer2  Sequential  2x128x8x8  NCHW" in str(ast.get_docstring(ast.parse(source)))
-    assert 'put(self, "conv1", nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False))' in source
+    assert "put(self, 'conv1', nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False))" in source
     assert str(Path(torchvision.__file__).parent.parent) not in source
 
 
@@ -335,7 +335,11 @@ def test_other_modules_have_no_constructor(name: str) -> None:
 
 CHECKS: dict[str, list[tuple[Any, ...]]] = {
     "check_decision": [(1, 1, "x"), (1, 2, "x"), (float("nan"), float("nan"), "x"), (torch.tensor(3), 3, "x")],
-    "check_constant": [(1, 1, "x"), (True, 1, "x"), ("a", "a", "x"), (None, None, "x"), (torch.tensor(1), 1, "x")],
+    "check_constant": [
+        (1, 1, "x"), (True, 1, "x"), ("a", "a", "x"), (None, None, "x"), (torch.tensor(1), 1, "x"),
+        (float("nan"), float("nan"), "x"), ((float("nan"),), (float("nan"),), "x"), (0.0, -0.0, "x"),
+        ((1, [0.0]), (1, [-0.0]), "x"), ({"a": True}, {"a": 1}, "x"), ((1, 2), (1,), "x"),
+    ],
     "check_not_given": [(None, "x"), (0, "x")],
     "check_dtype": [(torch.float32, [torch.float32], "x"), (torch.float16, [torch.float32], "x")],
     "check_is_tensor": [(torch.ones(1), "x"), (1, "x"), (None, "x")],
@@ -569,6 +573,28 @@ def test_weights_keep_their_strides(tmp_path: Path) -> None:
     copy = written(extractor, tmp_path / "code")()
     assert copy.turned.stride() == (1, 8)
     assert torch.equal(copy(x)["output"], extractor(x)["output"])
+
+
+class WritesWhatIsStrided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        columns = (x * 1)[:, ::2]
+        columns.add_(1)
+        return columns.as_strided((2,), (2,))
+
+
+def test_copies_of_what_is_written_later_keep_their_strides(tmp_path: Path) -> None:
+    model, x = WritesWhatIsStrided(), torch.tensor([[0.0, 4.0, 2.0, 8.0]])
+    found = written(extractor_of(model, ["getitem", "output"], x), tmp_path)()(x)
+    assert found["output"].tolist() == model(x).tolist() == [1.0, 3.0]
+    assert found["getitem"].tolist() == [[0.0, 2.0]]
+
+
+@pytest.mark.parametrize("name", ["\U0001d465", "it's", "\u2603"])
+def test_names_beyond_ascii_are_written_as_they_are(name: str, tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(2, 2))
+    extractor = extractor_of(model, ["output"], x := torch.rand(1, 2))
+    assert torch.equal(written(extractor, tmp_path)()(x)["output"], model(x))
 
 
 class AsksForMode(nn.Module):

@@ -270,7 +270,9 @@ def test_attribute_is_fetched_as_it_is_now() -> None:
 @pytest.mark.parametrize(("path", "part"), [("block.7", "7"), ("block.0.weights", "weights"), ("blok.0", "blok")])
 def test_missing_attribute_is_named(path: str, part: str) -> None:
     interpreter = Interpreter(symbolic_trace(Model()))
-    with pytest.raises(TargetError, match=rf"refers to '{path}', but '{part}' is missing in \w+ of GraphModule"):
+    with pytest.raises(
+        TargetError, match=rf"refers to '{path}', but Model has no such attribute: '{part}' is missing in"
+    ):
         interpreter.fetch_attr(path)
 
 

@@ -81,6 +81,7 @@ def patched() -> nn.Module:
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout()), True, True, True),
         (nn.MultiheadAttention(4, 2, dropout=0.1), True, True, True),
         (nn.LSTM(2, 2), True, False, False),
+        (nn.FractionalMaxPool2d(2, output_size=1).eval(), True, True, True),
         (torchvision.ops.FrozenBatchNorm2d(2), True, True, True),
         (Own(), False, True, True),
         (nn.Sequential(Own()), False, True, True),

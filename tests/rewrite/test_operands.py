@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 import featx
+from featx.ir.equality import is_same
 from featx.ir.node import Node
-from featx.rewrite.operands import is_commutative, is_same_value, operand_pairs
+from featx.rewrite.operands import is_commutative, operand_pairs
 
 
 def call(target: Any, *args: Any, op: str = "call_function", **kwargs: Any) -> Node:
@@ -43,7 +44,7 @@ def test_calls_with_the_same_arguments_line_up(one: Node, other: Node) -> None:
     for wanted, found in ((one, other), (other, one)):
         pairs = operand_pairs(wanted, found, None)
         assert pairs is not None
-        assert all(is_same_value(*pair) for pair in pairs)
+        assert all(is_same(*pair) for pair in pairs)
 
 
 DIFFERENT: list[tuple[Node, Node]] = [
@@ -63,7 +64,7 @@ DIFFERENT: list[tuple[Node, Node]] = [
 def test_calls_with_other_arguments_do_not(one: Node, other: Node) -> None:
     for wanted, found in ((one, other), (other, one)):
         pairs = operand_pairs(wanted, found, None)
-        assert pairs is None or not all(is_same_value(*pair) for pair in pairs)
+        assert pairs is None or not all(is_same(*pair) for pair in pairs)
 
 
 def test_arguments_of_modules_line_up_by_the_signature_of_forward() -> None:
@@ -98,7 +99,7 @@ NAN = float("nan")
     ],
 )
 def test_values_are_the_same_only_to_the_last_bit(one: Any, other: Any, same: bool) -> None:
-    assert is_same_value(one, other) is same
+    assert is_same(one, other) is same
 
 
 @pytest.mark.parametrize(

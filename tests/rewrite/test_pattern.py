@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import featx
-from featx.rewrite.pattern import Pattern, graph_of, leaves_of
+from featx.rewrite.pattern import Pattern, graph_of
 
 
 def unused_input(x: Any, y: Any) -> Any:
@@ -77,7 +77,3 @@ def test_links_lead_from_what_is_reached_down_to_the_next_anchor() -> None:
         ("relu", ["abs_1", "sigmoid", "add"]),
         ("x", ["add"]),
     ]
-
-
-def test_leaves_are_met_in_order() -> None:
-    assert list(leaves_of([1, (2, {"a": 3}), slice(4, None, 5), "six"])) == [1, 2, 3, 4, None, 5, "six"]

@@ -95,7 +95,7 @@ def _unknown_name(name: str, known: list[str], owner: str, graph: Graph, request
         f" '{path}' is one node with all that it runs: {reasons[path].rstrip(' ,')}." for path in reasons
     )
     text = (
-        f"No node '{name}' in {owner}.{hint}{''.join(kept_whole)} List all names with "
+        f"No node '{name}' in {owner}.{hint}{kept_whole} List all names with "
         f"featx.get_graph_node_names(model){IN_ONE_MODE}."
     )
     if branches_on_random(graph):

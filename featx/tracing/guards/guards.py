@@ -3,14 +3,14 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from featx.errors import SpecializationError
 from featx.ir.equality import is_same
-from featx.ir.memory import memory_of
+from featx.ir.memory import overlap
 from featx.ir.runtime_checks import runtime_check
 from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import form_of, form_of_result
@@ -256,23 +256,6 @@ def aliases_of(values: Any) -> tuple[int, ...]:
     positions: dict[int, int] = {}
     tensors = _tensors_in(values, ())
     return tuple(positions.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
-
-
-def overlap(tensors: Iterable[torch.Tensor]) -> bool:
-    """Say whether two of some tensors that are not one object may share memory. The gaps of their strides count too."""
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
-            continue
-        lengths = zip(tensor.shape, tensor.stride(), strict=True)
-        start = int(tensor.storage_offset())
-        width = 1 + sum((length - 1) * stride for length, stride in lengths)
-        of_memory = spans.setdefault(memory_of(tensor), [])
-        begin, end = start * tensor.itemsize, (start + width) * tensor.itemsize
-        if any(begin < other_end and other_begin < end for other_begin, other_end in of_memory):
-            return True
-        of_memory.append((begin, end))
-    return False
 
 
 def _tensors_in(values: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
