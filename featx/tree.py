@@ -157,7 +157,9 @@ def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_other_strides(clone: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and clone.stride() != tensor.stride()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    return clone.stride() != tensor.stride()
 
 
 def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:

@@ -203,3 +203,11 @@ def test_gradients_flow_through_clones() -> None:
 def test_values_that_are_not_tensors_are_not_cloned() -> None:
     marker = object()
     assert clone_tensors((marker,))[0] is marker
+
+
+def test_a_quantized_tensor_is_cloned() -> None:
+    tensor = torch.quantize_per_tensor(torch.rand(2, 3, 4, 4), 0.1, 0, torch.quint8).permute(0, 2, 3, 1)
+    clone = clone_tensors(tensor)
+    assert clone.is_quantized
+    assert torch.equal(clone.int_repr(), tensor.int_repr())
+    assert clone.data_ptr() != tensor.data_ptr()

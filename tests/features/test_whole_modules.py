@@ -482,3 +482,31 @@ def test_input_that_a_module_returns_sometimes_is_reckoned_with(names: list[str]
     for x in (torch.randn(2, 3), torch.randn(1, 3), torch.full((2, 3), 1000.0), torch.full((2, 3), -1000.0)):
         hooked, found = capture(model, names, x.clone()), extractor(x.clone())
         assert all(torch.equal(found[name], hooked[name][0]) for name in names)
+
+
+class WithBackbone(nn.Module):
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x)["0"])
+
+
+def test_an_extractor_in_a_model_is_one_node_of_a_symbolic_trace() -> None:
+    x = torch.rand(2, 3, 8, 8)
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    model = WithBackbone(featx.create_feature_extractor(inner, {"0": "0"}, example_inputs=x)).eval()
+    gm = featx.symbolic_trace(model)
+    assert [node.target for node in gm.graph.find_nodes(op="call_module")] == ["backbone", "head"]
+    other = torch.rand(1, 3, 9, 9)
+    assert torch.equal(gm(other), model(other))
+    extractor = featx.create_feature_extractor(model, ["head"], tracer="symbolic")
+    assert torch.equal(extractor(other)["head"], model(other))
+
+
+def test_an_extractor_is_not_traced_symbolically_itself() -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    extractor = featx.create_feature_extractor(inner, ["0"], example_inputs=torch.rand(2, 3, 8, 8))
+    with pytest.raises(featx.SpecializationError, match="tracer='symbolic'"):
+        featx.symbolic_trace(extractor)

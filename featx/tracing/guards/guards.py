@@ -122,7 +122,10 @@ def check_is_tensor(value: torch.Tensor, what: str) -> None:
 
 def _as_tensor(kind: str) -> str:
     if kind == "Proxy":
-        return "A graph that was traced on an example is not traced symbolically again; trace the model"
+        return (
+            "A graph that was traced on an example is not traced symbolically again: make it with tracer='symbolic', "
+            "or let the tracer keep it as a leaf module"
+        )
     if kind == "ndarray":
         return "Give a tensor: torch.from_numpy makes one of an array"
     return "Give a tensor, and several inputs by position or by name"

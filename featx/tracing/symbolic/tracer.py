@@ -30,7 +30,7 @@ from featx.tracing.file_globals.caches import Caches
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.model_state.module_state import ModuleState
-from featx.tracing.nodes.leaf_classes import is_leaf_class
+from featx.tracing.nodes.leaf_classes import checks_inputs, is_leaf_class
 from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.nodes.scope import Scope, name_of_traced
@@ -336,7 +336,7 @@ class Tracer(TracerBase):
         self.scope = Scope(path, type(m), outer.stack)
         try:
             twin = self._twins.get(m, m)
-            if self.is_leaf_module(m, path):
+            if self.is_leaf_module(m, path) or checks_inputs(m):
                 if mode_of(twin) is not self._training[twin]:
                     self._check_mode(twin)
                 if any(isinstance(part, torch.jit.ScriptModule) or module_draws(part) for part in twin.modules()):
