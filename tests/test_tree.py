@@ -205,6 +205,7 @@ def test_values_that_are_not_tensors_are_not_cloned() -> None:
     assert clone_tensors((marker,))[0] is marker
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch.quantize_per_tensor is deprecated
 def test_a_quantized_tensor_is_cloned() -> None:
     tensor = torch.quantize_per_tensor(torch.rand(2, 3, 4, 4), 0.1, 0, torch.quint8).permute(0, 2, 3, 1)
     clone = clone_tensors(tensor)
