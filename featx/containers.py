@@ -88,12 +88,28 @@ def is_of_graph_module(module: nn.Module) -> bool:
     return type(module) in (nn.Module, PartOfList, PartOfSequential, PartOfDict)
 
 
-def twin_of(container: nn.Module) -> nn.Module:
-    """Return another container with the same modules and tensors in dicts of its own for modules."""
-    twin = type(container)()
-    twin.__dict__.update(container.__dict__)
-    twin.__dict__["_modules"] = container._modules.copy()
-    return twin
+def twins_of_containers(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the submodules of a graph module by name, with others in place of its containers, at any depth.
+
+    The others hold the same modules and tensors, so that both can get and lose parts alone. O(parts of containers).
+    """
+    return _twins_of(module, {})
+
+
+def _twins_of(module: nn.Module, known: dict[nn.Module, nn.Module]) -> dict[str, nn.Module | None]:
+    children = module._modules.items()
+    return {name: child if child is None else _twin_of(child, known) for name, child in children}
+
+
+def _twin_of(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    if not is_of_graph_module(module):
+        return module
+    if module not in known:
+        twin = known[module] = type(module)()
+        state = module.__dict__.items()
+        twin.__dict__.update({name: each.copy() if isinstance(each, (dict, set)) else each for name, each in state})
+        twin.__dict__["_modules"] = _twins_of(module, known)
+    return known[module]
 
 
 def empty_like(module: nn.Module) -> nn.Module:

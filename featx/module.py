@@ -17,6 +17,7 @@ from torch import nn
 from featx.codegen.bound import InstanceForward, leave_to_callees
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
+from featx.containers import twins_of_containers
 from featx.errors import ArgumentTypeError, GraphError, RootError, TargetError
 from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
@@ -381,6 +382,7 @@ class GraphModule(nn.Module):
                 state[name] = copy.deepcopy(value, shared)
             elif isinstance(value, (dict, set)):
                 state[name] = value.copy()
+        state["_modules"] = twins_of_containers(self)
         duplicate.__setstate__(state)
         return duplicate
 

@@ -126,7 +126,7 @@ def test_copy_shares_weights_only_if_it_is_shallow(duplicate: Callable[[Any], An
     copied = duplicate(module)
     is_shallow = duplicate is copy.copy
     assert (copied.scale is module.scale) == is_shallow
-    assert (copied.block is module.block) == is_shallow
+    assert (copied.block[0] is module.block[0]) == is_shallow
     assert (copied.plain is module.plain) == is_shallow
 
 
@@ -140,6 +140,28 @@ def test_edit_of_a_copy_does_not_reach_the_original(duplicate: Callable[[Any], A
     assert torch.equal(module(X), -X)
     assert not hasattr(module, "new")
     assert module._non_persistent_buffers_set == set()
+
+
+@COPIES
+@pytest.mark.parametrize("edit", [
+    lambda gm: gm.delete_submodule("block.0"),
+    lambda gm: gm.add_submodule("block.new", nn.Linear(2, 2)),
+    lambda gm: gm.block.register_buffer("new", torch.ones(1)),
+    lambda gm: gm.delete_all_unused_submodules(),
+], ids=["delete", "add", "register", "delete unused"])  # fmt: skip
+def test_parts_that_come_and_go_in_a_copy_do_not_reach_the_original(
+    duplicate: Callable[[Any], Any], edit: Callable[[GraphModule], object]
+) -> None:
+    graph = Graph()
+    node = graph.call_module("block.0", (graph.placeholder("x"),))
+    graph.output(node)
+    original = GraphModule(Model().eval(), graph)
+    before, twin = set(original.state_dict()), duplicate(original)
+    twin.graph.output_node().args = (twin.graph.find_nodes(op="placeholder")[0],)
+    twin.graph.eliminate_dead_code()
+    edit(twin)
+    assert set(original.state_dict()) == before
+    assert set(twin.state_dict()) != before
 
 
 @COPIES
