@@ -450,11 +450,16 @@ def check_graph_module(gm: object) -> GraphModule:
     """
     if isinstance(gm, GraphModule):
         return gm
-    if hasattr(gm, "graph"):
+    if is_of_torch_fx(gm):
         hint = "featx.from_torch_fx makes one of a module of torch.fx"
     else:
         hint = "trace the module first: featx.trace(model, example_input)"
     raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; {hint}")
+
+
+def is_of_torch_fx(value: object) -> bool:
+    """Say whether a module or a graph is one of torch.fx."""
+    return type(value).__module__.startswith("torch.fx")
 
 
 def _indent(text: str) -> str:
