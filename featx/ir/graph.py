@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from featx.errors import ForeignNodeError, GraphError, NodeInUseError, NodeNameError
 from featx.ir.arguments import Argument, map_arg
-from featx.ir.identifiers import legal_target
+from featx.ir.identifiers import legal_target, with_hash
 from featx.ir.names import Namespace, name_of_target, shown_name
 from featx.ir.node import Node, Target, iterate
 from featx.ir.paths import attribute_at, did_you_mean, parents_of
@@ -140,7 +140,7 @@ class Graph:
         index = self._index
         if index is None:
             index = self._index = _index_of(self.nodes)
-        found = list(index.get((op, target), ()))
+        found = list(index.get((op, with_hash(target)), ()))
         if sort:
             found.sort(key=_LABEL)
         return found
