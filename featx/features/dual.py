@@ -29,8 +29,9 @@ _COMPILED_STATE = ("_graph", "_code", "_bound", "_compiled_edits")
 class DualGraphModule(GraphModule):
     """Runs `train_graph` in train mode and `eval_graph` in eval mode; it starts in the mode that `root` is in.
 
-    Where the two are the same there is one. Switching back and forth compiles each graph once. Submodules are shared
-    with `root`, and building this module does not touch their modes.
+    Where the two are the same there is one. Assigning `graph` replaces that of the present mode. Switching back and
+    forth compiles each graph once. Submodules are shared with `root`, and building this module does not touch their
+    modes.
 
     Args:
         root: the module that has the targets of the graphs.
@@ -93,6 +94,14 @@ class DualGraphModule(GraphModule):
         self._show_infos()
         if cases is not None:
             cases.start(train_graph, eval_graph, first)
+
+    @GraphModule.graph.setter
+    def graph(self, graph: Graph) -> None:
+        """Run another graph in this mode, and in the other one too where both have one."""
+        replaced = self.train_graph if self.training else self.eval_graph
+        GraphModule.graph.__set__(self, graph)
+        state = self.__dict__
+        state.update({name: graph for name in ("train_graph", "eval_graph") if state[name] is replaced})
 
     @property
     def free_dims(self) -> Any:
