@@ -29,7 +29,7 @@ from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
-from featx.tree import clone_tensors
+from featx.tree import clone_tensors, tree_leaves
 
 
 class GraphModule(nn.Module):
@@ -139,7 +139,23 @@ class GraphModule(nn.Module):
             TargetError: the graph refers to a module or attribute that this module lacks.
             ArgumentTypeError: an argument in the graph cannot be written as code.
         """
-        return self._compile(self._graph)
+        return self._replace_code(self._graph)
+
+    def _replace_code(self, graph: Graph) -> PythonCode:
+        """Compile a graph in place of what runs now, and drop the tensors that stood in that and stand in no graph."""
+        before = self._code.tensors if "_code" in self.__dict__ else {}
+        code = self._compile(graph)
+        dropped = {name: tensor for name, tensor in before.items() if name not in code.tensors}
+        others = [each for each in self._graphs_in_use() if each is not graph] if dropped else []
+        used = {id(leaf) for each in others for node in each.nodes for leaf in tree_leaves((node.args, node.kwargs))}
+        for name, tensor in dropped.items():
+            if id(tensor) not in used:
+                del self._literals[name], self._literal_names[id(tensor)]
+                delattr(self, name)
+        return code
+
+    def _graphs_in_use(self) -> list[Graph]:
+        return [value for value in self.__dict__.values() if isinstance(value, Graph)]
 
     def _compile(self, graph: Graph) -> PythonCode:
         verify_targets(graph, self)
@@ -221,7 +237,7 @@ class GraphModule(nn.Module):
     def graph(self, graph: Graph) -> None:
         if not isinstance(cast(object, graph), Graph):
             raise ArgumentTypeError(f"graph must be a featx Graph, got {type(graph).__name__}")
-        self._compile(graph)
+        self._replace_code(graph)
 
     @property
     def code(self) -> str:

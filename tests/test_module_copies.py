@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import linecache
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import featx
 from featx import Graph, GraphModule, Node, symbolic_trace
 
 
@@ -83,6 +86,35 @@ def test_recompiling_names_the_same_tensor_alike_and_a_new_one_anew() -> None:
     assert module.code == code
     node.args = (node.args[0], torch.zeros(3))
     assert module(torch.zeros(3))[0].tolist() == [0, 0, 0]
+
+
+def test_tensor_that_an_edit_takes_out_is_kept_no_longer() -> None:
+    module, node = with_literal()
+    gc.collect()
+    sources = len(linecache.cache)
+    for number in range(20):
+        node.args = (node.args[0], torch.full((3,), number))
+        assert module(torch.zeros(3))[0].tolist() == [number] * 3
+    assert len(list(module.buffers())) == len(module._literals) == 2
+    gc.collect()
+    assert len(linecache.cache) <= sources
+    graph = Graph()
+    graph.output(graph.placeholder("x"))
+    module.graph = graph
+    assert not list(module.buffers())
+
+
+def test_tensor_in_the_graph_of_another_mode_is_kept() -> None:
+    graphs, tensor = [Graph(), Graph()], torch.ones(3)
+    for graph in graphs:
+        graph.output(graph.call_function(torch.add, (graph.placeholder("x"), tensor)))
+    graphs[1].output_node().args = ((graphs[1].output_node().args[0],),)
+    module = featx.DualGraphModule(nn.Module(), *graphs)
+    assert module.train()(torch.zeros(3)).tolist() == [1, 1, 1]
+    node = next(iter(reversed(graphs[0].nodes))).prev
+    node.args = (node.args[0], torch.zeros(3))
+    assert module(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert module.eval()(torch.zeros(3))[0].tolist() == [1, 1, 1]
 
 
 def test_name_of_a_tensor_in_arguments_avoids_those_of_the_model() -> None:

@@ -164,6 +164,9 @@ class DualGraphModule(GraphModule):
         finally:
             self.__dict__.update(state)
 
+    def _graphs_in_use(self) -> list[Graph]:
+        return super()._graphs_in_use() + ([] if self._cases is None else self._cases.further_graphs())
+
     def _compile(self, graph: Graph) -> PythonCode:
         code = super()._compile(graph)
         if self._cases is not None:
