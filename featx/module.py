@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.ir.verify import find_attribute, verify_targets
 from featx.shared_attributes import install, share
 from featx.tracing.checks.checked_trace import trace_checked
@@ -362,13 +362,10 @@ class GraphModule(nn.Module):
     def delete_all_unused_submodules(self) -> None:
         """Remove every submodule that the graph neither calls nor reads from, nor needs on the way to one it does."""
         called = {node.target for node in self._graph.nodes if node.op == "call_module"}
-        on_the_way: set[str] = set()
-        for node in self._graph.nodes:
-            if node.op in ("call_module", "get_attr"):
-                on_the_way.update(itertools.accumulate(node.target.split("."), lambda path, part: f"{path}.{part}"))
+        targets = {node.target for node in self._graph.nodes if node.op in ("call_module", "get_attr")}
+        on_the_way = targets.union(*map(parents_of, targets))
         for name, _ in list(self.named_modules()):
-            inside_called = any(name.startswith(f"{path}.") for path in called)
-            if name and name not in on_the_way and not inside_called:
+            if name and name not in on_the_way and called.isdisjoint(parents_of(name)):
                 self.delete_submodule(name)
 
     # -- copies and text ---------------------------------------------------------------------------------------------
