@@ -457,3 +457,10 @@ def test_callable_without_a_hash_processes_features_and_edits_values() -> None:
     found = featx.create_feature_extractor(net, wanted, edits={"0": Scale(3.0)}, example_inputs=x)(x)
     assert torch.equal(found["a"], net[0](x) * 3.0 * 2.0)
     assert torch.equal(found["b"], net[1](net[0](x) * 3.0))
+
+
+def test_refused_node_takes_no_name() -> None:
+    graph = chain(length=0)
+    with pytest.raises(ArgumentTypeError):
+        graph.call_function(torch.relu, ("x",), ["no dict"])  # type: ignore[arg-type]
+    assert graph.call_function(torch.relu).name == "relu"
