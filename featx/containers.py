@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 class PartOfList(nn.ModuleList):
     """What is left of a `ModuleList` or `Sequential`: its modules have their numbers there, so that there may be gaps.
 
-    `len` and iteration go over the modules that are left. A negative number counts them from the end.
+    `len` and iteration go over the modules that are left. A negative number, also in a slice, counts them from the end.
     """
 
     def __getitem__(self, idx: int | slice) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -20,10 +20,11 @@ class PartOfList(nn.ModuleList):
         Raises:
             IndexError: there is no such module here.
         """
-        if isinstance(idx, slice):
-            present = {int(name): module for name, module in self._modules.items()}
-            return [present[each] for each in range(*idx.indices(max(present, default=-1) + 1)) if each in present]
         names = list(self._modules)
+        if isinstance(idx, slice):
+            of_model = slice(self._number(idx.start), self._number(idx.stop), idx.step)
+            numbers = map(str, range(*of_model.indices(self._following())))
+            return [self._modules[number] for number in numbers if number in self._modules]
         if idx < 0 and -idx <= len(names):
             return self._modules[names[idx]]
         if str(idx) not in self._modules:
@@ -33,6 +34,27 @@ class PartOfList(nn.ModuleList):
     def __iter__(self) -> Iterator[nn.Module]:
         """Yield the modules that are left."""
         return iter(self._modules.values())
+
+    def append(self, module: nn.Module) -> PartOfList:
+        """Add a module under the number after the largest one."""
+        self.add_module(str(self._following()), module)
+        return self
+
+    def extend(self, modules: Iterable[nn.Module]) -> PartOfList:
+        """Add several as `append` does."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def _following(self) -> int:
+        return max(map(int, self._modules), default=-1) + 1
+
+    def _number(self, bound: int | None) -> int | None:
+        """Return the number that a bound of a slice means; what is before all modules stays negative."""
+        names = list(self._modules)
+        if bound is None or bound >= 0:
+            return bound
+        return int(names[bound]) if -bound <= len(names) else -1 - self._following()
 
     def _get_name(self) -> str:
         return "ModuleList"
@@ -88,12 +110,28 @@ def is_of_graph_module(module: nn.Module) -> bool:
     return type(module) in (nn.Module, PartOfList, PartOfSequential, PartOfDict)
 
 
-def twin_of(container: nn.Module) -> nn.Module:
-    """Return another container with the same modules and tensors in dicts of its own for modules."""
-    twin = type(container)()
-    twin.__dict__.update(container.__dict__)
-    twin.__dict__["_modules"] = container._modules.copy()
-    return twin
+def twins_of_containers(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the submodules of a graph module by name, with others in place of its containers, at any depth.
+
+    The others hold the same modules and tensors, so that both can get and lose parts alone. O(parts of containers).
+    """
+    return _twins_of(module, {})
+
+
+def _twins_of(module: nn.Module, known: dict[nn.Module, nn.Module]) -> dict[str, nn.Module | None]:
+    children = module._modules.items()
+    return {name: child if child is None else _twin_of(child, known) for name, child in children}
+
+
+def _twin_of(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    if not is_of_graph_module(module):
+        return module
+    if module not in known:
+        twin = known[module] = type(module)()
+        state = module.__dict__.items()
+        twin.__dict__.update({name: each.copy() if isinstance(each, (dict, set)) else each for name, each in state})
+        twin.__dict__["_modules"] = _twins_of(module, known)
+    return known[module]
 
 
 def empty_like(module: nn.Module) -> nn.Module:

@@ -78,9 +78,11 @@ class _Fingerprint:
     Args:
         without: the module whose parameters and buffers do not count, wherever they are held: recurrent layers have
             a list of theirs.
+        is_for_order: the hash is for sorting, and of sets the length alone counts.
     """
 
-    def __init__(self, *, without: nn.Module | None = None) -> None:
+    def __init__(self, *, without: nn.Module | None = None, is_for_order: bool = False) -> None:
+        self._is_for_order = is_for_order
         self._has_weights = without is None
         tensors = () if without is None else (*without.parameters(), *without.buffers())
         self._weights = {id(tensor) for tensor in tensors}
@@ -108,7 +110,7 @@ class _Fingerprint:
         if isinstance(value, (list, tuple)):
             return list(map(self.of, cast("list[Any]", value)))
         if isinstance(value, Set):
-            return sorted(map(fingerprint, cast("Set[Any]", value)))
+            return self._of_set(cast("Set[Any]", value))
         if isinstance(value, functools.partial):
             return [self.of(value.func), self.of(value.args), self.of(value.keywords)]
         if isinstance(value, types.MethodType):
@@ -137,13 +139,26 @@ class _Fingerprint:
         if isinstance(value, logging.Logger):  # it notes for which levels it has been called
             return [value.name]
         if hasattr(value, "tobytes") and hasattr(value, "dtype"):  # of numpy
+            if value.dtype.hasobject:  # whose bytes are addresses
+                return [str(value.dtype), str(value.shape), self.of(value.tolist())]
             return [str(value.dtype), str(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
         return self._of_object(value)
+
+    def _of_set(self, items: Set[Any]) -> list[str]:
+        if self._is_for_order:
+            return [str(len(items))]
+        # In the same order in each process; items that differ in nothing but sets inside them may swap places.
+        return list(map(self.of, sorted(items, key=lambda item: _Fingerprint(is_for_order=True).of(item))))
 
     def _of_tensor(self, tensor: torch.Tensor) -> list[str]:
         if tensor.is_meta:
             return [str(tensor.dtype), str(tuple(tensor.shape))]
-        plain = tensor.detach().cpu().contiguous()
+        if tensor.is_quantized or tensor.is_mkldnn:
+            plain = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+            return [str(tensor.dtype), *self._of_tensor(plain)]
+        if tensor.layout is not torch.strided or tensor.is_nested:  # it is made of several tensors
+            return [str(tensor.dtype), *map(self.of, tensor.detach().cpu().__reduce_ex__(2)[:2])]
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else b""
         return [str(tensor.dtype), str(tuple(tensor.shape)), hashlib.sha256(data).hexdigest()]
 
@@ -186,8 +201,7 @@ class _Fingerprint:
         slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ())]
         state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         state.update(getattr(value, "__dict__", {}))
-        # What a library has warned of already is no part of what it does.
-        state = {name: each for name, each in state.items() if "warning" not in name}
+        state.pop("deprecation_warnings", None)  # of what a tokenizer has warned already
         if callable(value) and not state and hasattr(value, "__qualname__"):  # a function in C
             owner = getattr(value, "__self__", None)
             return [_name(value), *([] if isinstance(owner, types.ModuleType) else [self.of(owner)])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +16,20 @@ from torch import nn
 from featx.codegen.bound import InstanceForward, leave_to_callees
 from featx.codegen.emit import PythonCode, emit
 from featx.codegen.load import load_function
+from featx.containers import twins_of_containers
 from featx.errors import ArgumentTypeError, GraphError, RootError, TargetError
 from featx.ir.apart import later_of, returned_of
 from featx.ir.graph import Graph
 from featx.ir.names import Namespace
 from featx.ir.node import Node
+from featx.ir.paths import parents_of
 from featx.ir.verify import find_attribute, verify_targets
 from featx.shared_attributes import install, share
 from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.guards.scriptable import require_scriptable
-from featx.tree import clone_tensors
+from featx.tree import clone_tensors, tree_leaves
 
 
 class GraphModule(nn.Module):
@@ -138,7 +139,23 @@ class GraphModule(nn.Module):
             TargetError: the graph refers to a module or attribute that this module lacks.
             ArgumentTypeError: an argument in the graph cannot be written as code.
         """
-        return self._compile(self._graph)
+        return self._replace_code(self._graph)
+
+    def _replace_code(self, graph: Graph) -> PythonCode:
+        """Compile a graph in place of what runs now, and drop the tensors that stood in that and stand in no graph."""
+        before = self._code.tensors if "_code" in self.__dict__ else {}
+        code = self._compile(graph)
+        dropped = {name: tensor for name, tensor in before.items() if name not in code.tensors}
+        others = [each for each in self._graphs_in_use() if each is not graph] if dropped else []
+        used = {id(leaf) for each in others for node in each.nodes for leaf in tree_leaves((node.args, node.kwargs))}
+        for name, tensor in dropped.items():
+            if id(tensor) not in used:
+                del self._literals[name], self._literal_names[id(tensor)]
+                delattr(self, name)
+        return code
+
+    def _graphs_in_use(self) -> list[Graph]:
+        return [value for value in self.__dict__.values() if isinstance(value, Graph)]
 
     def _compile(self, graph: Graph) -> PythonCode:
         verify_targets(graph, self)
@@ -220,7 +237,7 @@ class GraphModule(nn.Module):
     def graph(self, graph: Graph) -> None:
         if not isinstance(cast(object, graph), Graph):
             raise ArgumentTypeError(f"graph must be a featx Graph, got {type(graph).__name__}")
-        self._compile(graph)
+        self._replace_code(graph)
 
     @property
     def code(self) -> str:
@@ -345,13 +362,10 @@ class GraphModule(nn.Module):
     def delete_all_unused_submodules(self) -> None:
         """Remove every submodule that the graph neither calls nor reads from, nor needs on the way to one it does."""
         called = {node.target for node in self._graph.nodes if node.op == "call_module"}
-        on_the_way: set[str] = set()
-        for node in self._graph.nodes:
-            if node.op in ("call_module", "get_attr"):
-                on_the_way.update(itertools.accumulate(node.target.split("."), lambda path, part: f"{path}.{part}"))
+        targets = {node.target for node in self._graph.nodes if node.op in ("call_module", "get_attr")}
+        on_the_way = targets.union(*map(parents_of, targets))
         for name, _ in list(self.named_modules()):
-            inside_called = any(name.startswith(f"{path}.") for path in called)
-            if name and name not in on_the_way and not inside_called:
+            if name and name not in on_the_way and called.isdisjoint(parents_of(name)):
                 self.delete_submodule(name)
 
     # -- copies and text ---------------------------------------------------------------------------------------------
@@ -381,6 +395,7 @@ class GraphModule(nn.Module):
                 state[name] = copy.deepcopy(value, shared)
             elif isinstance(value, (dict, set)):
                 state[name] = value.copy()
+        state["_modules"] = twins_of_containers(self)
         duplicate.__setstate__(state)
         return duplicate
 
@@ -448,11 +463,16 @@ def check_graph_module(gm: object) -> GraphModule:
     """
     if isinstance(gm, GraphModule):
         return gm
-    if hasattr(gm, "graph"):
+    if is_of_torch_fx(gm):
         hint = "featx.from_torch_fx makes one of a module of torch.fx"
     else:
         hint = "trace the module first: featx.trace(model, example_input)"
     raise ArgumentTypeError(f"gm must be a featx GraphModule, got {type(gm).__name__}; {hint}")
+
+
+def is_of_torch_fx(value: object) -> bool:
+    """Say whether a module or a graph is one of torch.fx."""
+    return type(value).__module__.startswith("torch.fx")
 
 
 def _indent(text: str) -> str:

@@ -13,7 +13,7 @@ from featx.errors import ArgumentTypeError, FeatxError, InputError, Specializati
 from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape, refused_guess
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
-from featx.module import GraphModule
+from featx.module import GraphModule, is_of_torch_fx
 from featx.tracing.checks.checked_trace import trace_checked, trace_recording_mode_reads
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
@@ -141,12 +141,19 @@ def as_graph_module(
     """
     if isinstance(root, nn.Module) and len(args) == 1 and not kwargs and isinstance(args[0], (tuple, list)):
         refuse_shape(cast("list[Any]", args[0]), f"the input {args[0]!r:.80}")
-    if not isinstance(root, nn.Module) or hasattr(root, "graph") or hasattr(root, "extractors"):
+    # By its class: a model may have attributes of any name.
+    has_graph = isinstance(root, GraphModule) or has_several_graphs(root) or is_of_torch_fx(root)
+    if has_graph or not isinstance(root, nn.Module):
         args, kwargs = inputs_of(args, kwargs, example_inputs)
         made_with = getattr(root, "meta", {}).get("example") if may_be_meta and not args and not kwargs else None
         return (root, args, kwargs) if made_with is None else (root, made_with.args, made_with.kwargs)
     args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
     return _graph_module(root, args, kwargs, guessed_from, example_inputs), args, kwargs
+
+
+def has_several_graphs(module: object) -> bool:
+    """Say whether a module is an extractor that may have a graph for each kind of input."""
+    return hasattr(type(module), "graph_modules_for")
 
 
 def on_graph_that_holds(
@@ -160,11 +167,10 @@ def on_graph_that_holds(
     Raises:
         SpecializationError: the only graph does not hold.
     """
-    graph_modules = getattr(module, "graph_modules_for", None)
-    if graph_modules is None:
+    if not has_several_graphs(module):
         return call(module)
     refused: SpecializationError | None = None
-    for each in graph_modules(args, kwargs):
+    for each in module.graph_modules_for(args, kwargs):
         try:
             return call(each)
         except SpecializationError as error:

@@ -183,6 +183,20 @@ def decorated(factor: float) -> Any:
     return torch.no_grad()(scale)
 
 
+class Options:
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
+
+
+class Parent:
+    """Has children in a container, which know their parent."""
+
+    def __init__(self, kind: Any, *names: str) -> None:
+        self.children = kind([Options(name=name, parent=self) for name in names])
+
+
+COMPLEX = torch.tensor([1 + 2j, 3 - 1j])
+EYE = torch.eye(2)
 PAIRS: dict[str, tuple[Any, Any]] = {
     "after an installed decorator": (decorated(1.0), decorated(2.0)),
     "names without source": (compiled("def f(x): return x.amax(1)"), compiled("def f(x): return x.amin(1)")),
@@ -197,6 +211,11 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "Decimal": (decimal.Decimal(1), decimal.Decimal(2)),
     "bytearray": (bytearray(b"a"), bytearray(b"b")),
     "path": (Path("a"), Path("b")),
+    "an option about warnings": (Options(mean=0, warning_threshold=1), Options(mean=0, warning_threshold=2)),
+    "an array of objects": (np.array(["a", 1], dtype=object), np.array(["b", 1], dtype=object)),
+    "a child in a set": (Parent(set, "a", "b"), Parent(set, "a", "c")),
+    "a conjugate": (COMPLEX.conj(), COMPLEX),
+    "a sparse tensor": (EYE.to_sparse(), (EYE * 2).to_sparse()),
 }
 
 
@@ -204,6 +223,14 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 def test_what_does_something_else_is_told_apart(one: Any, other: Any) -> None:
     assert fingerprint(one) != fingerprint(other)
     assert fingerprint(one) == fingerprint(one)
+
+
+def test_equal_values_have_one_fingerprint_wherever_they_lie() -> None:
+    texts = [np.array(["".join(["a", str(number)]) for number in range(3)], dtype=object) for _ in range(2)]
+    assert fingerprint(texts[0]) == fingerprint(texts[1])
+    assert fingerprint(Parent(set, *"abcdefgh")) == fingerprint(Parent(set, *"hgfedcba"))
+    assert fingerprint(COMPLEX.conj()) == fingerprint(COMPLEX.conj().resolve_conj())
+    assert fingerprint(EYE.to_sparse()) == fingerprint(EYE.to_sparse())
 
 
 def test_containers_that_hold_themselves() -> None:
@@ -216,6 +243,10 @@ def test_containers_that_hold_each_other_take_no_time() -> None:
     text = "G = {i: {} for i in range(12)}\nfor i in G: G[i]['near'] = [G[j] for j in G if j != i]\ndef f(x): return G"
     function = compiled(text)
     assert fingerprint(function) == fingerprint(function)
+    nodes = [Options(number=number) for number in range(12)]
+    for node in nodes:
+        node.near = set(nodes) - {node}
+    assert fingerprint(nodes[0]) == fingerprint(nodes[0])
 
 
 class NotesCalls(nn.Module):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import linecache
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import featx
 from featx import Graph, GraphModule, Node, symbolic_trace
 
 
@@ -85,6 +88,35 @@ def test_recompiling_names_the_same_tensor_alike_and_a_new_one_anew() -> None:
     assert module(torch.zeros(3))[0].tolist() == [0, 0, 0]
 
 
+def test_tensor_that_an_edit_takes_out_is_kept_no_longer() -> None:
+    module, node = with_literal()
+    gc.collect()
+    sources = len(linecache.cache)
+    for number in range(20):
+        node.args = (node.args[0], torch.full((3,), number))
+        assert module(torch.zeros(3))[0].tolist() == [number] * 3
+    assert len(list(module.buffers())) == len(module._literals) == 2
+    gc.collect()
+    assert len(linecache.cache) <= sources
+    graph = Graph()
+    graph.output(graph.placeholder("x"))
+    module.graph = graph
+    assert not list(module.buffers())
+
+
+def test_tensor_in_the_graph_of_another_mode_is_kept() -> None:
+    graphs, tensor = [Graph(), Graph()], torch.ones(3)
+    for graph in graphs:
+        graph.output(graph.call_function(torch.add, (graph.placeholder("x"), tensor)))
+    graphs[1].output_node().args = ((graphs[1].output_node().args[0],),)
+    module = featx.DualGraphModule(nn.Module(), *graphs)
+    assert module.train()(torch.zeros(3)).tolist() == [1, 1, 1]
+    node = next(iter(reversed(graphs[0].nodes))).prev
+    node.args = (node.args[0], torch.zeros(3))
+    assert module(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert module.eval()(torch.zeros(3))[0].tolist() == [1, 1, 1]
+
+
 def test_name_of_a_tensor_in_arguments_avoids_those_of_the_model() -> None:
     model = nn.Module()
     model.register_buffer("_tensor_constant0", torch.zeros(1))
@@ -126,7 +158,7 @@ def test_copy_shares_weights_only_if_it_is_shallow(duplicate: Callable[[Any], An
     copied = duplicate(module)
     is_shallow = duplicate is copy.copy
     assert (copied.scale is module.scale) == is_shallow
-    assert (copied.block is module.block) == is_shallow
+    assert (copied.block[0] is module.block[0]) == is_shallow
     assert (copied.plain is module.plain) == is_shallow
 
 
@@ -140,6 +172,28 @@ def test_edit_of_a_copy_does_not_reach_the_original(duplicate: Callable[[Any], A
     assert torch.equal(module(X), -X)
     assert not hasattr(module, "new")
     assert module._non_persistent_buffers_set == set()
+
+
+@COPIES
+@pytest.mark.parametrize("edit", [
+    lambda gm: gm.delete_submodule("block.0"),
+    lambda gm: gm.add_submodule("block.new", nn.Linear(2, 2)),
+    lambda gm: gm.block.register_buffer("new", torch.ones(1)),
+    lambda gm: gm.delete_all_unused_submodules(),
+], ids=["delete", "add", "register", "delete unused"])  # fmt: skip
+def test_parts_that_come_and_go_in_a_copy_do_not_reach_the_original(
+    duplicate: Callable[[Any], Any], edit: Callable[[GraphModule], object]
+) -> None:
+    graph = Graph()
+    node = graph.call_module("block.0", (graph.placeholder("x"),))
+    graph.output(node)
+    original = GraphModule(Model().eval(), graph)
+    before, twin = set(original.state_dict()), duplicate(original)
+    twin.graph.output_node().args = (twin.graph.find_nodes(op="placeholder")[0],)
+    twin.graph.eliminate_dead_code()
+    edit(twin)
+    assert set(original.state_dict()) == before
+    assert set(twin.state_dict()) != before
 
 
 @COPIES

@@ -128,7 +128,7 @@ class _Emitter:
                 name = self._variables[node]
                 start.append(f"{name} = None\n")
                 end.append(f"if {name} is not None: torch.amp.autocast_mode._exit_autocast({name})\n")
-        return start, end
+        return start, end[::-1]  # an inner region is left before the one around it, whose state it found
 
     def _reserve_parameters(self) -> None:
         has_default = False

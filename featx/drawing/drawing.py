@@ -24,8 +24,8 @@ from featx.examples import Example, inputs_of
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import parents_of
-from featx.module import GraphModule
-from featx.traced import as_graph_module
+from featx.module import GraphModule, is_of_torch_fx
+from featx.traced import as_graph_module, has_several_graphs
 
 
 def draw(
@@ -77,8 +77,7 @@ def draw(
     if inputs and isinstance(inputs[0], (str, os.PathLike)):
         raise ArgumentTypeError(f"draw takes the inputs of the model; to write a file, draw(...).save({inputs[0]!r})")
     args, kwargs = inputs_of(inputs, {}, example_inputs)
-    is_of_fx = type(graph).__module__.startswith("torch.fx")
-    if not isinstance(graph, Graph) and not is_of_fx:
+    if not isinstance(graph, Graph):
         graph = as_graph_module(graph, args, kwargs)[0]
     module = graph if isinstance(graph, GraphModule) else None
     if thumbnails and (module is None or not (args or kwargs)):
@@ -99,9 +98,9 @@ def draw(
 
 def _advice(given: object) -> str:
     kind = type(given)
-    if isinstance(given, nn.Module) and kind.__module__.startswith("torch.fx"):
+    if isinstance(given, nn.Module) and is_of_torch_fx(given):
         return "draw takes graphs of featx; for one of torch.fx: featx.draw(featx.from_torch_fx(module))"
-    if isinstance(given, nn.Module) and hasattr(given, "extractors"):
+    if has_several_graphs(given):
         return f"{kind.__name__} has a graph for each case; draw one of them: featx.draw(extractor.extractors[0])"
     return f"graph must be a model, or a featx GraphModule or Graph, got {kind.__name__}"
 

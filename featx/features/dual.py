@@ -29,8 +29,9 @@ _COMPILED_STATE = ("_graph", "_code", "_bound", "_compiled_edits")
 class DualGraphModule(GraphModule):
     """Runs `train_graph` in train mode and `eval_graph` in eval mode; it starts in the mode that `root` is in.
 
-    Where the two are the same there is one. Switching back and forth compiles each graph once. Submodules are shared
-    with `root`, and building this module does not touch their modes.
+    Where the two are the same there is one. Assigning `graph` replaces that of the present mode. Switching back and
+    forth compiles each graph once. Submodules are shared with `root`, and building this module does not touch their
+    modes.
 
     Args:
         root: the module that has the targets of the graphs.
@@ -94,6 +95,14 @@ class DualGraphModule(GraphModule):
         if cases is not None:
             cases.start(train_graph, eval_graph, first)
 
+    @GraphModule.graph.setter
+    def graph(self, graph: Graph) -> None:
+        """Run another graph in this mode, and in the other one too where both have one."""
+        replaced = self.train_graph if self.training else self.eval_graph
+        GraphModule.graph.__set__(self, graph)
+        state = self.__dict__
+        state.update({name: graph for name in ("train_graph", "eval_graph") if state[name] is replaced})
+
     @property
     def free_dims(self) -> Any:
         """Which dimensions of the inputs may differ from the example, in the present mode; None without an example."""
@@ -154,6 +163,9 @@ class DualGraphModule(GraphModule):
             return self._bound.__func__
         finally:
             self.__dict__.update(state)
+
+    def _graphs_in_use(self) -> list[Graph]:
+        return super()._graphs_in_use() + ([] if self._cases is None else self._cases.further_graphs())
 
     def _compile(self, graph: Graph) -> PythonCode:
         code = super()._compile(graph)
@@ -229,6 +241,7 @@ def _with_graph(module: GraphModule, graph: Graph) -> GraphModule:
     """Return a module of one graph, a copy, with the parts of `module`."""
     own = Graph()
     own.output(own.graph_copy(graph, {}))
+    own.code_transformer = graph.code_transformer
     return GraphModule(module, own, module._get_name())
 
 

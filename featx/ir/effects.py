@@ -20,6 +20,7 @@ from torch import nn
 from featx.ir.apart import later_of, returned_of
 from featx.ir.arguments import nodes_in
 from featx.ir.callables import has_own_name, is_given_code, is_reading_builtin, is_switch
+from featx.ir.known_tensors import KnownTensors
 from featx.ir.module_effects import module_draws, module_effects, module_writes_state
 from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
@@ -54,6 +55,9 @@ _COMPUTING = frozenset(name for name in vars(operator) if name not in ("call", "
     "array_priority".split()
 )
 
+# Those of them that put lists, tuples or dicts together.
+_JOINING = frozenset("add radd iadd concat mul rmul imul or or_ ror ior".split())
+
 
 @dataclasses.dataclass(frozen=True)
 class CallEffects:
@@ -74,6 +78,7 @@ class CallEffects:
     writes_state: bool = False
     leaves_attributes: bool = False
     returns_state: bool = False
+    shares_if_container: bool = False
 
     @property
     def has_side_effects(self) -> bool:
@@ -142,8 +147,7 @@ class Effects:
         self._schemas: dict[str, list[Any]] = {}
         # Operators that write nothing in their plain form: whether the result may be a view.
         self._plain: dict[tuple[str, Any], bool] = {}
-        # Which nodes give tuples or lists.
-        self._sequences: dict[Node, bool] = {}
+        self._tensors = KnownTensors(self._root)
 
     def of(self, node: Node) -> CallEffects:
         """Return what `node` does besides computing its value."""
@@ -184,7 +188,7 @@ class Effects:
             return CallEffects(shares=_nodes(node)) if is_view else _NOTHING
         if node.op == "call_method":
             if is_magic(node.target):
-                return _of_python_operator(node, node.target[2:-2], self._sequences)
+                return _of_python_operator(node, node.target[2:-2], self._tensors)
             return self._of_operator(node, node.target)
         if node.op == "call_function":
             return self._of_function(node, node.target)
@@ -214,7 +218,7 @@ class Effects:
         if not has_own_name(function) or is_given_code(node):
             return _unknown(node)
         if module == "operator":
-            return _of_python_operator(node, short, self._sequences)
+            return _of_python_operator(node, short, self._tensors)
         if isinstance(function, type) or module.split(".")[0] in _PURE_MODULES:
             return CallEffects(shares=_nodes(node))
         if not module and is_reading_builtin(short):
@@ -305,14 +309,15 @@ class Effects:
         )
 
 
-def _of_python_operator(node: Node, name: str, sequences: dict[Node, bool]) -> CallEffects:
+def _of_python_operator(node: Node, name: str, tensors: KnownTensors) -> CallEffects:
     if name in ("setitem", "delitem"):
         # A dict or list that gets a value holds its memory from then on.
         return CallEffects(writes=_first_node(node), shares=_nodes(node))
     if name == "iconcat":
         return CallEffects(writes=_first_node(node), shares=_nodes(node))
-    if name in ("add", "iadd", "concat") and any(_is_sequence(value, sequences) for value in node.args):
-        return CallEffects(writes=_first_node(node) if name == "iadd" else (), shares=_nodes(node))
+    if _may_join_containers(node, name, tensors):
+        writes = _first_node(node) if facts_of(name).writes_first else ()
+        return CallEffects(writes=writes, shares=_nodes(node), shares_if_container=True)
     if facts_of(name).writes_first or name == "next":
         return CallEffects(writes=_first_node(node), shares=_first_node(node))
     if name in ("getitem", "pos", "iter", "array"):
@@ -326,25 +331,13 @@ def _unknown(node: Node) -> CallEffects:
     return CallEffects(writes=_nodes(node), shares=_nodes(node), is_opaque=True, is_random=True)
 
 
-def _is_sequence(value: Any, known: dict[Node, bool]) -> bool:
-    """Say whether an argument is a tuple or list, as far as one can see; answers for nodes go into `known`."""
-    if not isinstance(value, Node):
-        return isinstance(value, (tuple, list))
-    pending = [value]
-    while pending:
-        node = pending[-1]
-        if node.target is operator.add:
-            unknown = [item for item in node.args if isinstance(item, Node) and item not in known]
-            if unknown:
-                pending += unknown
-                continue
-            known[node] = any(
-                known[item] if isinstance(item, Node) else isinstance(item, (tuple, list)) for item in node.args
-            )
-        else:
-            known[node] = facts_of_call(node).returns_sequence
-        pending.pop()
-    return known[value]
+def _may_join_containers(node: Node, name: str, tensors: KnownTensors) -> bool:
+    """Say whether an operator may make a list, tuple or dict of what its operands hold, as `parts[1:] * 2` does."""
+    if name not in _JOINING:
+        return False
+    # A list times a number is a list, and a list plus a number is an error.
+    numbers = (float, complex) if name in ("mul", "rmul", "imul") else (int, float, complex)
+    return not any(isinstance(value, numbers) or tensors.has(value) for value in node.args)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from featx.errors import ForeignNodeError, GraphError, NodeInUseError, NodeNameError
 from featx.ir.arguments import Argument, map_arg
-from featx.ir.identifiers import legal_target
+from featx.ir.identifiers import legal_target, with_hash
 from featx.ir.names import Namespace, name_of_target, shown_name
 from featx.ir.node import Node, Target, iterate
 from featx.ir.paths import attribute_at, did_you_mean, parents_of
@@ -35,7 +35,7 @@ class NodeList:
     Edits while iterating are safe. A node that is erased before the iteration reaches it is passed over; one that is
     inserted after the current node, in the direction of the iteration, is visited; a node that moves is visited
     where the iteration meets it. When the current node itself is erased, the iteration goes on with the node that
-    followed it.
+    followed it then; move that one before the erasure, as the iteration goes on from where it is.
     """
 
     __slots__ = ("_graph",)
@@ -140,7 +140,7 @@ class Graph:
         index = self._index
         if index is None:
             index = self._index = _index_of(self.nodes)
-        found = list(index.get((op, target), ()))
+        found = list(index.get((op, with_hash(target)), ()))
         if sort:
             found.sort(key=_LABEL)
         return found
@@ -177,15 +177,13 @@ class Graph:
             ArgumentTypeError: `kwargs` has a key that is not a string.
         """
         target = legal_target(op, target)  # before a name is taken
-        node = Node(
-            self,
-            self._names.create_name(name if name is not None else name_of_target(target)),
-            op,
-            target,
-            args or (),
-            kwargs or {},
-            type_expr,
-        )
+        names = self._names.mark()
+        name = self._names.create_name(name if name is not None else name_of_target(target))
+        try:
+            node = Node(self, name, op, target, args or (), kwargs or {}, type_expr)
+        except BaseException:
+            self._names.forget(names)
+            raise
         anchor, before = self.insert_point
         while anchor.is_erased and anchor is not self.root:
             # Its neighbours are where it was.

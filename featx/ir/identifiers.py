@@ -8,12 +8,13 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from keyword import iskeyword
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from featx.errors import ArgumentTypeError, NodeTargetError, OpcodeError
 from featx.ir.opcodes import LEGAL_OPS
 
 Target: TypeAlias = str | Callable[..., Any]
+_Any = TypeVar("_Any")
 
 _WITH_ANY_STRING = frozenset({"call_module", "get_attr", "output"})
 
@@ -59,8 +60,17 @@ def is_legal_target(op: str, target: object) -> bool:
     return op != "placeholder" or is_plain(parameter_of(target))
 
 
+def with_hash(target: _Any) -> _Any:
+    """Return a callable that has no hash, such as a dataclass with `__call__`, as its method, which has one."""
+    try:
+        hash(target)
+    except TypeError:
+        return cast(Any, target).__call__  # it is told apart by its object's identity, and keeps that alive
+    return target
+
+
 def legal_target(op: str, target: Target) -> Target:
-    """Return `target` of a node with this opcode, as a plain `str` where it is a string.
+    """Return `target` of a node with this opcode, as a plain `str` where it is a string, and else with a hash.
 
     Raises:
         OpcodeError: the opcode is unknown.
@@ -73,7 +83,7 @@ def legal_target(op: str, target: Target) -> Target:
         raise OpcodeError(f"unknown opcode {op!r}; expected one of {', '.join(sorted(LEGAL_OPS))}")
     if not is_legal_target(op, target):
         raise NodeTargetError(f"the target of a {op} node must be {expected_target(op, target)}, got {target!r}")
-    return plain_text(target) if isinstance(target, str) else target
+    return plain_text(target) if isinstance(target, str) else with_hash(target)
 
 
 def expected_target(op: str, target: object) -> str:

@@ -111,6 +111,9 @@ def _function_name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
     if type(function) is torch.jit.ScriptFunction:
         name = cast(Any, function).name
+    if name == "__call__":  # of an object that has no hash
+        function = getattr(function, "__self__", function)
+        name = None
     return name if isinstance(name, str) else type(function).__name__
 
 

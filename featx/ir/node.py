@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError, OpcodeError
 from featx.ir.arguments import ATOMS, Argument, Operand, collect_nodes, freeze, map_arg
-from featx.ir.identifiers import Target, is_legal_target, keyword_names, legal_target, plain_text
+from featx.ir.identifiers import Target, is_legal_target, keyword_names, legal_target, plain_text, with_hash
 from featx.ir.immutable import ImmutableDict
 from featx.ir.opcodes import LEGAL_OPS
 from featx.ir.order import LABEL_STEP, spread_labels
@@ -112,6 +112,7 @@ class Node(Operand):
     def target(self, target: Target) -> None:
         if isinstance(target, str):
             target = plain_text(target)
+        target = with_hash(target)
         self.graph.reindex(self, self._op, target)
         self._target = target
 

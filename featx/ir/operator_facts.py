@@ -55,10 +55,6 @@ _MAY_RETURN_INPUT = frozenset(
     "as_tensor asarray cartesian_prod chain_matmul multi_dot unsafe_chunk unsafe_split unsafe_split_with_sizes "
     "dequantize resize".split()
 )
-_RETURNS_SEQUENCE = frozenset(
-    "chunk split split_with_sizes tensor_split unbind hsplit vsplit dsplit meshgrid unsafe_chunk unsafe_split "
-    "unsafe_split_with_sizes".split()
-)
 _READS_VALUES = frozenset(
     "item tolist numpy __bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ equal is_nonzero "
     "allclose __repr__ __str__ __format__".split()
@@ -87,7 +83,7 @@ class OperatorFacts:
         copies_if_needed: it gives a copy, or shares the memory of an input, as the form, layout or dtype wants it.
         may_return_input: it may return an input, or a view of it, although its schema does not say so.
         may_be_view: it may return an input, or a view of it: its schema says so, or `may_return_input` does.
-        returns_sequence: it returns a tuple or list of tensors.
+        returns_tensor: it returns one tensor, whatever its other arguments are.
         draws: it draws random numbers, in training at least.
         training_at: the position of the argument that says whether this is training, for those that draw only there.
         dropout_at: the position of a probability of dropout, without which it does not draw.
@@ -104,7 +100,7 @@ class OperatorFacts:
     copies_if_needed: bool
     may_return_input: bool
     may_be_view: bool
-    returns_sequence: bool
+    returns_tensor: bool
     draws: bool
     training_at: int | None
     dropout_at: int | None
@@ -129,7 +125,7 @@ def facts_of(name: str) -> OperatorFacts:
         copies_if_needed=name in _COPIES_IF_NEEDED,
         may_return_input=may_return_input,
         may_be_view=may_return_input or _is_view_by_schema(name),
-        returns_sequence=name in _RETURNS_SEQUENCE,
+        returns_tensor=_returns_tensor(name),
         draws=is_random and dropout_at is None,
         training_at=_RANDOM_IN_TRAINING.get(plain),
         dropout_at=dropout_at,
@@ -237,6 +233,12 @@ def _is_view_by_schema(name: str) -> bool:
         and any(result.alias_info is not None for result in schema.returns)
         for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     )
+
+
+def _returns_tensor(name: str) -> bool:
+    """Say whether every form of an operator that has to do with tensors returns one of them."""
+    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}") if "Tensor" in str(schema)]
+    return bool(schemas) and all([str(each.type) for each in schema.returns] == ["Tensor"] for schema in schemas)
 
 
 def is_written(argument: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featx.errors import ArgumentTypeError, CostError
+from featx.errors import ArgumentTypeError, CostError, InputError
 from featx.interpret.interpreter import Interpreter
 from featx.ir.memory import memory_of
 from featx.ir.names import shown_name
@@ -68,7 +68,8 @@ def cost(
         kwargs: inputs by name.
 
     Raises:
-        CostError: there is no rule for an operator; the message names the node, its line, and what to do.
+        CostError: there is no rule for an operator, or one raises; the message names the node, its line, and
+            what to do.
         InputError: the graph takes other inputs.
     """
     if unknown not in ("raise", "list"):
@@ -95,9 +96,9 @@ class _Run:
         try:
             with failures_expected():
                 return self.on_fakes(args, kwargs)
-        except CostError:
+        except (CostError, InputError):
             raise
-        except Exception:
+        except Exception:  # perhaps one that fake tensors alone raise, each in its own way
             tensors = [*tensors_in((args, kwargs)), *self._gm.parameters(), *self._gm.buffers()]
             if any(tensor.is_meta for tensor in tensors):
                 raise

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from featx.errors import CostError
 from featx.ir.memory import memory_of
 from featx.ir.overloads import Signature, tensors_among
 from featx.passes.flops import FlopTable, Rule
@@ -67,7 +68,10 @@ class OperatorCount(OperatorMode):
         result = func(*args, **kwargs)
         now = self.now
         name = str(func) if signature is None else signature.name
-        operations = self._table.count(func, args, kwargs, result)
+        try:
+            operations = self._table.count(func, args, kwargs, result)
+        except Exception as error:  # not of the run: on other tensors it would be the same
+            raise CostError(f"the FLOP rule for {name} raises {error!r}; correct it") from error
         if operations is None:
             now.unknown[name] = now.unknown.get(name, 0) + 1
             self._on_unknown(name)

@@ -35,6 +35,10 @@ class Attributes:
         self._memos: dict[Replacement, dict[int, Any]] = {}
         # What to install, by path, and for a buffer whether it is part of the state dict.
         self._additions: dict[str, tuple[Any, bool | None]] = {}
+        # Their paths, and what they lie below.
+        self._taken: set[str] = set()
+        # By target of a replacement, the names for it that were not tried yet.
+        self._names: dict[str, Iterator[str]] = {}
 
     def paths_for(self, replacement: Replacement, matched: dict[str, str]) -> dict[str, str]:
         """Return the path in the module for each target of `replacement`; `matched` has those of the pattern.
@@ -80,17 +84,16 @@ class Attributes:
             )
         if own is present or (self._share and is_interchangeable(own, present)):
             return target
-        path = next(name for name in _names_like(target) if self._is_free(name))
+        path = next(name for name in self._names.setdefault(target, _names_like(target)) if self._is_free(name))
         twin = copy.deepcopy(own, self._memos.setdefault(replacement, {}))
         if isinstance(twin, nn.Module) and not self._module.training:
             twin.eval()
         self._additions[path] = (twin, _is_persistent(replacement.root, target))
+        self._taken |= prefixes([path])
         return path
 
     def _is_free(self, path: str) -> bool:
-        if longest_prefix(path, self._additions) is not None or any(
-            known == path or known.startswith(f"{path}.") for known in self._additions
-        ):
+        if path in self._taken or longest_prefix(path, self._additions) is not None:
             return False
         owner: Any = self._module
         *parents, name = path.split(".")

@@ -102,7 +102,8 @@ def memory_of(nodes: Iterable[Node], effects: Effects) -> tuple[dict[Node, froze
     """Return which memory the values of `nodes` may share, and which memory from outside the nodes write.
 
     The first is, for each node, the nodes before `nodes` or among them that the memory comes from. What is only
-    feared of code that is not known does not count. O(nodes + edges).
+    feared of code that is not known does not count, nor that operands of Python's operators may be lists.
+    O(nodes + edges).
     """
     roots: dict[Node, frozenset[Node]] = {}
     written: set[Node] = set()
@@ -111,7 +112,7 @@ def memory_of(nodes: Iterable[Node], effects: Effects) -> tuple[dict[Node, froze
         found = effects.of(node)
         own: frozenset[Node] = frozenset()
         if not found.is_opaque:
-            for source in found.shares:
+            for source in found.writes if found.shares_if_container else found.shares:
                 own |= roots.get(source) or {source}
             for source in found.writes:
                 written |= roots.get(source) or {source}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from featx.containers import is_of_graph_module, twin_of
+from featx.containers import is_of_graph_module
 from featx.ir.graph import Graph
 from featx.ir.paths import parents_of
 from featx.module import GraphModule
@@ -21,10 +21,9 @@ def remove_unused_modules(gm: GraphModule, paths: Iterable[str]) -> None:
     graphs = [value for value in gm.__dict__.values() if isinstance(value, Graph)]
     targets = {node.target for graph in graphs for node in graph.nodes if node.op in ("call_module", "get_attr")}
     used = prefixes(targets)
-    own: set[nn.Module] = {gm}
     for path in dict.fromkeys(paths):
         if targets.isdisjoint(prefixes([path])):
-            _remove(gm, path, used, own)
+            _remove(gm, path, used)
 
 
 def prefixes(paths: Iterable[str]) -> set[str]:
@@ -32,17 +31,13 @@ def prefixes(paths: Iterable[str]) -> set[str]:
     return {prefix for path in paths for prefix in (path, *parents_of(path))}
 
 
-def _remove(gm: GraphModule, path: str, used: set[str], own: set[nn.Module]) -> None:
+def _remove(gm: GraphModule, path: str, used: set[str]) -> None:
     owners: list[nn.Module] = [gm]
     *parents, _ = names = path.split(".")
     for part in parents:
         child = owners[-1]._modules.get(part)
         if child is None or not is_of_graph_module(child):
             return
-        if child not in own:
-            # A shallow copy of `gm` has this container too.
-            child = owners[-1]._modules[part] = twin_of(child)
-            own.add(child)
         owners.append(child)
     for depth in range(len(names), 0, -1):
         if ".".join(names[:depth]) in used:

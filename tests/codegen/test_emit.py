@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.fx
 from torch import nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.nn import functional
 
 import featx
@@ -504,3 +505,23 @@ def test_in_place_operator_is_written_as_the_model_writes_it() -> None:
     ]
     values = run(graph, torch.full((2,), 3.0))
     assert (values[0].tolist(), values[1]) == ([36.0, 36.0], [1, 2])
+
+
+def test_error_inside_nested_regions_leaves_autocast_as_it_was() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    regions = [
+        graph.call_function(_enter_autocast, ("cpu", dtype, True, True)) for dtype in (torch.bfloat16, torch.float16)
+    ]
+    graph.call_method("view", (x, 3, 3))
+    for region in reversed(regions):
+        graph.call_function(_exit_autocast, (region,))
+    graph.output(x)
+    before = torch.get_autocast_dtype("cpu")
+    try:
+        with pytest.raises(RuntimeError, match="invalid for input of size"):
+            run(graph, torch.ones(4))
+        assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == (False, before)
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_dtype("cpu", before)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import inspect
 import linecache
 import traceback
@@ -69,3 +70,19 @@ def test_equal_text_has_one_entry_and_other_text_another() -> None:
 def test_text_that_is_no_python_raises_a_syntax_error() -> None:
     with pytest.raises(SyntaxError):
         load_function("def forward(:\n", {})
+
+
+def test_source_goes_with_the_last_function_that_was_loaded_from_it() -> None:
+    before, source = entries(), SOURCE.replace("offset", "amount")
+    first, other = load_function(source, {"amount": 3}), load_function(source, {"amount": 3})
+    del first
+    gc.collect()
+    assert inspect.getsource(other) == source.lstrip("\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        other(None, 1)
+    del other
+    gc.collect()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].line == "return y / 0"
+    del caught
+    gc.collect()
+    assert entries() <= before

@@ -616,3 +616,10 @@ def test_modules_keep_their_modes(tmp_path: Path) -> None:
     extractor = extractor_of(opened, ["1.mul"], x)
     with pytest.raises(featx.ArgumentTypeError, match="are in another mode than the model"):
         extractor.to_folder(tmp_path / "other", "Code", pickled=False)
+
+
+def test_code_that_the_graph_edits_is_written_as_it_is_edited(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4)).eval()
+    extractor = featx.create_feature_extractor(net, ["0"], example_inputs=torch.ones(4))
+    extractor.graph.on_generate_code(lambda _: lambda body: ["return 'transformed'\n", *body])
+    assert written(extractor, tmp_path / "code", pickled=False)()(torch.ones(4)) == "transformed"

@@ -66,6 +66,41 @@ def test_train_and_eval_switch_graphs(round_trip: str, training: bool) -> None:
         assert torch.equal(extractor(X)["relu"], model.train(mode)(X))
 
 
+def graph_of_input() -> featx.Graph:
+    graph = featx.Graph()
+    graph.output({"own": graph.placeholder("x")})
+    return graph
+
+
+@pytest.mark.parametrize("round_trip", ROUND_TRIPS)
+@pytest.mark.parametrize("training", [True, False], ids=["in train", "in eval"])
+def test_replaced_graph_is_that_of_its_mode(round_trip: str, training: bool) -> None:
+    model = Switching()
+    extractor = extractor_of(model).train(training)
+    extractor.graph = graph_of_input()
+    extractor = ROUND_TRIPS[round_trip](extractor)
+    for mode in (training, not training, training, training):
+        extractor.train(mode)
+        expected = {"own": X} if mode is training else {"relu": model.train(mode)(X)}
+        found = extractor(X)
+        assert found.keys() == expected.keys()
+        assert all(map(torch.equal, found.values(), expected.values()))
+
+
+def test_replaced_graph_of_both_modes_is_that_of_both() -> None:
+    extractor = featx.create_feature_extractor(nn.Sequential(nn.Linear(3, 3)), ["0"])
+    extractor.graph = graph_of_input()
+    assert [list(extractor.train(mode)(X)) for mode in (True, False, True)] == [["own"]] * 3
+
+
+def test_refused_graph_changes_nothing() -> None:
+    extractor, graph = extractor_of(Switching()).eval(), featx.Graph()
+    graph.output(graph.call_module("nowhere", (graph.placeholder("x"),)))
+    with pytest.raises(featx.TargetError, match="nowhere"):
+        extractor.graph = graph
+    assert [list(extractor.train(mode)(X)) for mode in (False, True, False)] == [["relu"]] * 3
+
+
 @pytest.mark.parametrize("round_trip", ["pickle", "torch.save"])
 def test_extractor_of_torchvision_does_not_switch_after_a_round_trip(round_trip: str) -> None:
     model = Switching().train()

@@ -343,3 +343,32 @@ def test_erased_node_is_refused() -> None:
     graph.erase_node(erased)
     with pytest.raises(featx.ForeignNodeError):
         featx.prune(graph, {"b": erased}, model)
+
+
+def joined_slices(model: Model, x: Any) -> Any:
+    parts = x.chunk(2)
+    (parts[1:] + parts[:1])[0].add_(1)
+    return model.a(x)
+
+
+def repeated_parts(model: Model, x: Any) -> Any:
+    (x.chunk(2) * 2)[3].add_(1)
+    return model.a(x)
+
+
+@pytest.mark.parametrize("function", [joined_slices, repeated_parts])
+def test_write_through_containers_that_operators_make_is_kept(function: Callable[[Any, Any], Any]) -> None:
+    model = Model(function).eval()
+    extractor = featx.create_feature_extractor(model, ["a"], tracer="symbolic")
+    assert torch.equal(extractor(X.clone())["a"], model(X.clone()))
+
+
+def test_write_through_a_merged_dict_is_kept() -> None:
+    class OfDict(nn.Module):
+        def forward(self, items: Any) -> Any:
+            merged = items | {"y": 1}
+            merged["x"].add_(1)
+            return items["x"] * 1.0
+
+    extractor = featx.create_feature_extractor(OfDict(), ["mul"], tracer="symbolic")
+    assert torch.equal(extractor({"x": X.clone()})["mul"], OfDict()({"x": X.clone()}))

@@ -119,6 +119,15 @@ def test_rows_are_filtered(table: featx.NodeTable) -> None:
 
 
 @pytest.mark.slow
+def test_rows_are_filtered_by_a_stride_for_each_axis() -> None:
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3, stride=(2, 1), padding=1), nn.ReLU()).eval()
+    found = featx.nodes(conv, torch.rand(1, 3, 32, 32))
+    assert found.filter(stride=(2, 1)).names == found.filter(stride=[2, 1]).names == ["0", "1"]
+    assert not found.filter(stride=(1, 2))
+    with pytest.raises(featx.ArgumentTypeError, match="stride must be a number, or one for each axis, got 'x'"):
+        found.filter(stride=(2, "x"))  # type: ignore[arg-type]
+
+
 def test_its_names_are_what_an_extractor_takes(table: featx.NodeTable) -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     x = torch.rand(2, 3, 64, 96)
@@ -149,7 +158,7 @@ def test_several_patterns_select_rows(table: featx.NodeTable) -> None:
         ({"kind": 5}, "kind may be access, input, module, operation, weight, got 5"),
         ({"kind": "layer"}, "kind may be access, input, module, operation, weight"),
         ({"match": nn.ReLU}, r"for a class, filter\(type=ReLU\)"),
-        ({"stride": "8"}, "stride must be a number, got '8'"),
+        ({"stride": "8"}, "stride must be a number, or one for each axis, got '8'"),
         ({"layout": 4}, "layout must be a text such as 'NCHW', got 4"),
         ({"match": nn.ReLU()}, r"match must be a pattern such as 'layer1.\*' or a list of them, got ReLU"),
         ({"type": nn.ReLU()}, "type must be a class of modules, its name or a pattern of it, got ReLU"),

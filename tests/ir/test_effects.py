@@ -113,7 +113,13 @@ def names(nodes: tuple[Node, ...]) -> list[str]:
         (torch.cat, "l", {}, "", ""),
         (functional.gelu, "x", {}, "", ""),
         (functional.conv2d, "xy", {}, "", ""),
-        (operator.add, "xy", {}, "", ""),
+        (operator.add, "x2", {}, "", ""),
+        (operator.add, "xy", {}, "", "xy"),
+        (operator.mul, "xy", {}, "", "xy"),
+        (operator.mul, "x2", {}, "", "x"),
+        (operator.mul, "xf", {}, "", ""),
+        (operator.or_, "xy", {}, "", "xy"),
+        (operator.ior, "xy", {}, "x", "xy"),
         (torch.neg, "x", {"out": "y"}, "y", "y"),
         (torch.sort, "x", {"out": "l"}, "xy", "xy"),
         (torch.relu_, "x", {}, "x", "x"),
@@ -121,7 +127,7 @@ def names(nodes: tuple[Node, ...]) -> list[str]:
         (functional.relu, "x", {"inplace": True}, "x", "x"),
         (functional.relu, "x", {"inplace": False}, "", ""),
         (functional.leaky_relu, "x2t", {}, "x", "x"),
-        (operator.iadd, "xy", {}, "x", "x"),
+        (operator.iadd, "xy", {}, "x", "xy"),
         (operator.setitem, "x2y", {}, "x", "xy"),
         (operator.getitem, "x2", {}, "", "x"),
         (getattr, "xs", {}, "", "x"),
@@ -137,7 +143,7 @@ def names(nodes: tuple[Node, ...]) -> list[str]:
 )
 def test_function_writes_and_shares(target: Any, args: str, kwargs: dict[str, Any], writes: str, shares: str) -> None:
     def build(graph: Graph, x: Node, y: Node) -> Node:
-        values: dict[str, Any] = {"x": x, "y": y, "2": 2, "t": True, "l": [x, y], "s": "real"}
+        values: dict[str, Any] = {"x": x, "y": y, "2": 2, "t": True, "f": 0.5, "l": [x, y], "s": "real"}
         given = {key: values.get(value, value) if isinstance(value, str) else value for key, value in kwargs.items()}
         return graph.call_function(target, tuple(values[letter] for letter in args), given)
 
@@ -145,6 +151,31 @@ def test_function_writes_and_shares(target: Any, args: str, kwargs: dict[str, An
     assert ("".join(names(effects.writes)), set("".join(names(effects.shares))) >= set(shares)) == (writes, True)
     if not shares:
         assert effects.shares == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "is_tensor"),
+    [
+        (lambda graph, x: graph.call_function(torch.relu, (x,)), True),
+        (lambda graph, x: graph.call_method("sigmoid", (x,)), True),
+        (lambda graph, x: graph.call_module("linear", (x,)), True),
+        (lambda graph, x: graph.get_attr("linear.weight"), True),
+        (lambda graph, x: graph.call_function(operator.matmul, (x, x)), True),
+        (lambda graph, x: graph.call_function(operator.add, (x, graph.call_method("view", (x, -1)))), True),
+        (lambda graph, x: graph.call_function(operator.add, (x, x)), False),
+        (lambda graph, x: graph.call_module("memory", (x,)), False),
+        (lambda graph, x: graph.call_module("nothing", (x,)), False),
+        (lambda graph, x: graph.call_method("chunk", (x, 2)), False),
+        (lambda graph, x: graph.call_method("max", (x, 1)), False),
+        (lambda graph, x: graph.call_function(list, (x,)), False),
+    ],
+)
+def test_sum_is_fresh_if_one_operand_is_known_to_be_a_tensor(known: Any, is_tensor: bool) -> None:
+    def build(graph: Graph, x: Node, y: Node) -> Node:
+        return graph.call_function(operator.add, (y, known(graph, x)))
+
+    root = nn.ModuleDict({"linear": nn.Linear(2, 2), "memory": nn.LSTM(2, 2), "nothing": nn.Identity()})
+    assert (effects_of(build, root).shares == ()) == is_tensor
 
 
 @pytest.mark.parametrize(

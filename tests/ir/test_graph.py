@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -421,3 +423,44 @@ def test_errors_are_of_the_classes_that_torch_fx_raises(library: Any) -> None:
         graph.erase_node(foreign)
     with pytest.raises(RuntimeError):
         library.GraphModule(3, graph)
+
+
+@dataclasses.dataclass
+class Scale:
+    """Has no hash, as dataclasses that compare have none."""
+
+    factor: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_callable_without_a_hash_is_called_like_any_other() -> None:
+    graph, twice, thrice = Graph(), Scale(2.0), Scale(3.0)
+    x = graph.placeholder("x")
+    nodes = [graph.call_function(function, (x,)) for function in (twice, thrice, torch.relu)]
+    assert graph.find_nodes(op="call_function", target=twice) == nodes[:1]
+    nodes[2].target = twice
+    assert graph.find_nodes(op="call_function", target=twice) == [nodes[0], nodes[2]]
+    graph.output(tuple(nodes))
+    module = GraphModule(nn.Module(), graph)
+    for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        each.graph.eliminate_dead_code()
+        assert each(torch.ones(1)) == (2.0, 3.0, 2.0)
+        assert featx.Interpreter(each).run(torch.ones(1)) == (2.0, 3.0, 2.0)
+    assert names(nodes) == ["scale", "scale_1", "relu"]
+
+
+def test_callable_without_a_hash_processes_features_and_edits_values() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.rand(2, 4)
+    wanted: Any = {"0": featx.Feature("a", apply=Scale(2.0)), "1": "b"}
+    found = featx.create_feature_extractor(net, wanted, edits={"0": Scale(3.0)}, example_inputs=x)(x)
+    assert torch.equal(found["a"], net[0](x) * 3.0 * 2.0)
+    assert torch.equal(found["b"], net[1](net[0](x) * 3.0))
+
+
+def test_refused_node_takes_no_name() -> None:
+    graph = chain(length=0)
+    with pytest.raises(ArgumentTypeError):
+        graph.call_function(torch.relu, ("x",), ["no dict"])  # type: ignore[arg-type]
+    assert graph.call_function(torch.relu).name == "relu"

@@ -418,6 +418,20 @@ def test_own_rules_go_first(operator: Any) -> None:
     assert (total.flops, total.elementwise) == (64, 0)
 
 
+def test_error_in_a_rule_is_told_and_the_model_does_not_run(operator: Any) -> None:
+    seen: list[bool] = []
+
+    def rule(x: torch.Tensor, result: torch.Tensor) -> int:
+        seen.append(type(x) is torch.Tensor)
+        raise KeyError("no such shape")
+
+    traced = featx.symbolic_trace(lambda x: operator(x))
+    with pytest.raises(featx.CostError, match=r"featx_test::twice raises KeyError\('no such shape'\)") as e:
+        featx.cost(traced, torch.rand(3), rules={operator: rule})
+    assert isinstance(e.value.__cause__, KeyError)
+    assert seen == [False]
+
+
 def test_errors() -> None:
     traced = featx.symbolic_trace(nn.Linear(3, 4))
     with pytest.raises(featx.ArgumentTypeError, match="'raise' or 'list'"):

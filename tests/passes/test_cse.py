@@ -78,11 +78,11 @@ def test_equal_numbers_that_are_not_numbers_are_merged() -> None:
     "forward",
     [
         pytest.param(lambda x: torch.rand_like(x) - torch.rand_like(x) > 2, id="draws"),
-        pytest.param(lambda x: (x * 2).add_(1) + x * 2, id="first is written"),
-        pytest.param(lambda x: x * 2 + (x * 2).add_(1), id="second is written"),
+        pytest.param(lambda x: (x * 2.0).add_(1) + x * 2.0, id="first is written"),
+        pytest.param(lambda x: x * 2.0 + (x * 2.0).add_(1), id="second is written"),
         pytest.param(lambda x: (x + 1) * x.add_(1) * (x + 1), id="input is written between"),
-        pytest.param(lambda x: (x * 2, x * 2), id="both are returned"),
-        pytest.param(lambda x: ((x * 2)[0], (x * 2)[0]), id="views of both are returned"),
+        pytest.param(lambda x: (x * 2.0, x * 2.0), id="both are returned"),
+        pytest.param(lambda x: ((x * 2.0)[0], (x * 2.0)[0]), id="views of both are returned"),
         pytest.param(lambda x: torch.zeros(2).add_(x.sum()) + torch.zeros(2), id="fresh memory is written"),
     ],
 )
@@ -92,13 +92,13 @@ def test_calls_that_must_both_run_stay(forward: Callable[[torch.Tensor], Any]) -
 
 
 def test_value_and_a_view_of_its_twin_are_not_both_returned() -> None:
-    gm = merged(lambda x: (torch.relu(x * 2) + 1, x * 2))
+    gm = merged(lambda x: (torch.relu(x * 2.0) + 1, x * 2.0))
     assert names(gm).count("mul") == 1
-    stays(lambda x: (x * 2, (x * 2).view(-1)))
+    stays(lambda x: (x * 2.0, (x * 2.0).view(-1)))
 
 
 def test_merged_value_is_returned_once() -> None:
-    gm = merged(lambda x: (torch.relu(x * 2), x * 2, x * 2))
+    gm = merged(lambda x: (torch.relu(x * 2.0), x * 2.0, x * 2.0))
     assert sum(node.target is operator.mul for node in gm.graph.nodes) == 2
     _, one, other = gm(X)
     assert one.data_ptr() != other.data_ptr()

@@ -87,3 +87,19 @@ class Doubling(nn.Module):
 def test_a_model_that_declares_no_inputs_is_to_be_given_some(use: Any) -> None:
     with pytest.raises(featx.ArgumentTypeError, match=r"Doubling does not declare its inputs; .* forward\(x: "):
         use(Doubling())
+
+
+@pytest.mark.parametrize("name", ["graph", "extractors", "graph_modules_for"])
+@pytest.mark.parametrize("function", [featx.cost, featx.profile, featx.draw], ids=lambda function: function.__name__)
+def test_model_with_an_attribute_that_extractors_have_is_a_model(function: Any, name: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, name, (2.0,))
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * getattr(self, name)[0]
+
+    result = function(Model().eval(), torch.rand(4, 4))
+    assert "layer" in (result.html() if function is featx.draw else str(result))

@@ -79,7 +79,7 @@ def test_match_that_something_with_an_effect_divides_is_not_replaced(
 
 
 def other_written_in_between(x: Any) -> Any:
-    inner, other = torch.relu(x), x * 2
+    inner, other = torch.relu(x), x * 2.0
     other.add_(1)
     return torch.neg(inner) + other
 

@@ -21,19 +21,19 @@ Function = Callable[..., Any]
 
 def test_result_that_would_become_its_input_is_not_replaced_where_it_is_written() -> None:
     def written(x: Any) -> Any:
-        doubled = x * 2
+        doubled = x * 2.0
         result = doubled * 1
         result.add_(1)
         return doubled + result
 
     def input_written(x: Any) -> Any:
-        doubled = x * 2
+        doubled = x * 2.0
         result = doubled * 1
         doubled.add_(1)
         return result
 
     def dead_input(x: Any) -> Any:
-        result = (x * 2) * 1
+        result = (x * 2.0) * 1
         return result.add_(1)
 
     def of_the_caller(x: Any) -> Any:
@@ -88,11 +88,11 @@ def test_outputs_that_would_become_one_are_not_replaced_where_one_is_written() -
 
 def test_inputs_that_share_memory_which_is_written_rule_a_match_out() -> None:
     def overlapping(x: Any) -> Any:
-        doubled = x * 2
+        doubled = x * 2.0
         return torch.add(doubled.view(4), doubled.add_(1))
 
     def apart(x: Any) -> Any:
-        return torch.add(x * 3, (x * 2).add_(1))
+        return torch.add(x * 3.0, (x * 2.0).add_(1))
 
     def pattern(x: Any, y: Any) -> Any:
         return torch.add(x, y.add_(1))

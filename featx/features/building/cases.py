@@ -126,6 +126,10 @@ class Cases:
             refused = SpecializationError("No graph of this extractor holds for these inputs.")
             yield self._traced(module, args, kwargs, refused)[0].graph
 
+    def further_graphs(self) -> list[Graph]:
+        """Return the graphs that were made for other inputs, in all modes."""
+        return [case.graph for further in self._further.values() for case, _ in further]
+
     @not_compiled  # where torch.compile goes on after a graph that has raised
     def _traced(
         self, module: DualGraphModule, args: Any, kwargs: Any, refused: SpecializationError

@@ -23,6 +23,13 @@ class ClonesAfter(NamedTuple):
     others: list[Node]
 
 
+class _KeptInGroups(NamedTuple):
+    """By group of memory: the kept nodes with a value there, and those that may write it, in order."""
+
+    values: dict[int, list[Node]]
+    writers: dict[int, list[Node]]
+
+
 class Overwrites:
     """What the kept nodes of a graph write of the memory of values that are returned.
 
@@ -36,6 +43,7 @@ class Overwrites:
         self._memory = liveness.memory
         self._kept = liveness.kept
         self._possibly_returned = liveness.possibly_returned
+        self._known: dict[MemoryGroups, _KeptInGroups] = {}
 
     def is_overwritten(self, node: Node) -> bool:
         """Say whether a kept call after `node` may write into its memory."""
@@ -50,10 +58,13 @@ class Overwrites:
 
     def unknown_calls_after(self, requested: Iterable[Node]) -> dict[Node, list[str]]:
         """Return which kept calls get the memory of requested values and were only seen not to write it, by value."""
-        calls = [node for node in self._graph.nodes if node in self._kept and "effects" in node.meta]
-        groups = {call: {self._memory.of(source) for source in call.all_input_nodes} for call in calls}
+        calls: dict[int, list[Node]] = {}
+        for call in self._graph.nodes:
+            if call in self._kept and "effects" in call.meta:
+                for group in {self._memory.of(source) for source in call.all_input_nodes}:
+                    calls.setdefault(group, []).append(call)
         found = {
-            node: [shown_name(call) for call in calls if call > node and self._memory.of(node) in groups[call]]
+            node: [shown_name(call) for call in calls.get(self._memory.of(node), ()) if call > node]
             for node in requested
         }
         return {node: names for node, names in found.items() if names}
@@ -61,7 +72,7 @@ class Overwrites:
     def may_change_in_next_call(self, node: Node) -> bool:
         """Say whether a value may be a tensor of the model's state, which a kept call writes in each call."""
         group = self._memory.of(node)
-        return group in self._groups_of_state and any(group in self._memory.written_by(each) for each in self._kept)
+        return group in self._groups_of_state and group in self._in_groups(self._memory).writers
 
     @cached_property
     def _groups_of_state(self) -> set[int]:
@@ -89,17 +100,16 @@ class Overwrites:
         return ClonesAfter(nodes, others) if len(nodes) == 1 or not others else ClonesAfter([], [])
 
     def _shared_with_others(self, node: Node, nodes: Collection[Node], memory: MemoryGroups) -> list[Node]:
-        """Return the values from before `node` that may share the memory of `nodes` and may be used after it. O(nodes).
+        """Return the values from before `node` that may share the memory of `nodes` and may be used after it.
 
         An input or a tensor of the model is used after the call.
         """
-        groups = {memory.of(each) for each in nodes}
+        values = self._in_groups(memory).values
         return [
             other
-            for other in self._graph.nodes
-            if other in self._kept
-            and memory.of(other) in groups
-            and (self._is_outside(other) if other in nodes else other < node and self._is_used_after(node, other))
+            for group in dict.fromkeys(memory.of(each) for each in nodes)
+            for other in values[group]
+            if (self._is_outside(other) if other in nodes else other < node and self._is_used_after(node, other))
         ]
 
     def _is_outside(self, node: Node) -> bool:
@@ -138,16 +148,26 @@ class Overwrites:
         if writer is None or node not in self._effects.of(writer).writes or self._effects.of(writer).is_opaque:
             return None
         group = self._memory.of(node)
-        for other in self._kept:
-            if node < other < writer:
-                sources = [source for source in other.all_input_nodes if self._memory.of(source) == group]
-                if any(source is not node for source in sources) or node in self._effects.of(other).shares:
-                    return None
+        for source in self._in_groups(self._memory).values[group]:
+            readers = [each for each in source.users if each in self._kept and node < each < writer]
+            if any(source is not node or node in self._effects.of(reader).shares for reader in readers):
+                return None
         return writer
 
     def _writers_after(self, node: Node, memory: MemoryGroups) -> set[Node]:
-        group = memory.of(node)
-        return {writer for writer in self._kept if writer > node and group in memory.written_by(writer)}
+        writers = self._in_groups(memory).writers
+        return {writer for writer in writers.get(memory.of(node), ()) if writer > node}
+
+    def _in_groups(self, memory: MemoryGroups) -> _KeptInGroups:
+        found = self._known.get(memory)
+        if found is None:
+            found = self._known[memory] = _KeptInGroups({}, {})
+            for node in self._graph.nodes:
+                if node in self._kept:
+                    found.values.setdefault(memory.of(node), []).append(node)
+                    for group in memory.written_by(node):
+                        found.writers.setdefault(group, []).append(node)
+        return found
 
     @cached_property
     def _memory_as_copied(self) -> MemoryGroups:

@@ -78,19 +78,20 @@ class _Copying:
         self._copies: dict[Node, Node] = {}
         self._returned: dict[Node, Node] = {}
         self._versions: dict[Node, Node] = {}
-        # Values of which a clone is returned, with the call that first writes over them, if it is still to come.
-        self._aside: dict[Node, Node] = {}
+        # Values of which a clone is returned, until the call comes that first writes over them; and by that call.
+        self._aside: set[Node] = set()
+        self._written_by: dict[Node, list[Node]] = {}
         # Where gradients are off, a clone has none: the model goes on with the value itself.
         self._has_gradients = True
 
     def copy(self, node: Node) -> None:
         """Copy the next kept node."""
         copies, returned = self._copies, self._returned
-        for each in [each for each, writer in self._aside.items() if writer is node]:
-            del self._aside[each]
+        for each in self._written_by.get(node, ()):
+            self._aside.remove(each)
             self._small.call_method("copy_", (copies[each], returned[each]))
-        known = copies | {each: returned[each] for each in self._aside} if self._aside else copies
-        copies[node] = returned[node] = self._small.node_copy(node, known.__getitem__)
+        copied = self._small.node_copy(node, lambda each: returned[each] if each in self._aside else copies[each])
+        copies[node] = returned[node] = copied
         if node in self._checked:
             self._versions[node] = self._small.call_function(version_of, (copies[node],))
         if node in self._overwritten:
@@ -109,7 +110,8 @@ class _Copying:
             clone = self._small.call_function(clone_tensors, (copy,), name=f"{copy.name}_clone")
             (self._copies if later else self._returned)[each] = clone
         if not later and self._has_gradients and (writer := self._overwrites.only_read_until(node)) is not None:
-            self._aside[node] = writer
+            self._aside.add(node)
+            self._written_by.setdefault(writer, []).append(node)
 
     def _clone_if_apart(self, node: Node, value: Node, others: list[Node]) -> None:
         """Let later nodes go on with a clone of `value`, which `node` is, where it shares no memory with `others`."""

@@ -121,7 +121,7 @@ class NodeTable(Sequence[NodeInfo]):
         *,
         type: str | type[nn.Module] | None = None,
         kind: Kind | Collection[Kind] | None = None,
-        stride: float | None = None,
+        stride: float | Sequence[float] | None = None,
         shape: Sequence[int | None] | None = None,
         layout: str | None = None,
         depth: int | None = None,
@@ -133,7 +133,7 @@ class NodeTable(Sequence[NodeInfo]):
             type: the class of a module, with those that derive from it, or a name: of a class or of an operation;
                 `"*Norm*"` is a pattern.
             kind: one of the kinds of `NodeInfo`, or several.
-            stride: of this stride.
+            stride: of this stride, one number or one for each axis.
             shape: of this shape; None stands for any length.
             layout: of this layout.
             depth: with at most so many parts of the name.
@@ -145,7 +145,9 @@ class NodeTable(Sequence[NodeInfo]):
         patterns = None if match is None else _expressions(match)
         types = None if type is None else _expression_of_types(type)
         lengths = None if shape is None else _lengths(shape)
-        _check_kind("stride", stride, (int, float), "a number")
+        wanted = tuple(cast("Sequence[float]", stride)) if isinstance(stride, (list, tuple)) else stride
+        for each in wanted if isinstance(wanted, tuple) else (wanted,):
+            _check_kind("stride", each, (int, float), "a number, or one for each axis")
         _check_kind("depth", depth, (int,), "a number")
         _check_kind("layout", layout, (str,), "a text such as 'NCHW'")
 
@@ -154,7 +156,7 @@ class NodeTable(Sequence[NodeInfo]):
                 (patterns is None or any(pattern.fullmatch(row.name) for pattern in patterns))
                 and (types is None or types(row.type))
                 and (kinds is None or row.kind in kinds)
-                and (stride is None or row.stride == stride)
+                and (wanted is None or row.stride == wanted)
                 and (lengths is None or _is_of_shape(row.shape, lengths))
                 and (layout is None or row.layout == layout)
                 and (depth is None or row.depth <= depth)
