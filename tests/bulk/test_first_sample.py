@@ -45,7 +45,8 @@ def test_a_failure_that_passes_is_retried_whichever_sample_it_is(number: int, tm
     table = run(Unreliable(), tmp_path, retry=True)
     assert (len(table), table.errors) == (40, [])
     whole = run(Unreliable(), tmp_path / "whole")
-    assert torch.equal(table.tensor("y"), whole.tensor("y"))
+    # Some CPUs round otherwise for another number of rows, and the one that was retried ran alone.
+    torch.testing.assert_close(table.tensor("y"), whole.tensor("y"), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [0, 5, 39])
