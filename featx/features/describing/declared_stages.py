@@ -61,7 +61,8 @@ def _of_timm(
 ) -> list[Stage]:
     """Return the stages that timm's `feature_info` declares, with the strides that their maps are measured to have.
 
-    timm declares a stride of 2 for the first map of TResNet, which folds 4 x 4 pixels into channels. Where it names a module that the model does not have, or that returns something else, stride and channels count.
+    timm declares a stride of 2 for the first map of TResNet, which folds 4 x 4 pixels into channels. Where it names a
+    module that the model does not have, or that returns something else, stride and channels count.
     """
     declared: object = getattr(model, "feature_info", None)
     try:

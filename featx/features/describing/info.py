@@ -201,10 +201,8 @@ class _Known:
         if layout != "NLC":
             patches = None
         stride = None
-        if self._sizes is not None and layout is not None and is_of_batch and self._is_of_image(key, layout, shape, module):
+        if layout is not None and is_of_batch and self._is_of_image(key, layout, shape, module):
             stride = self._stride(key, layout, shape) if patches is None else patches[0]
-            # Which dimension of a signal has its places is not known: texts come as NLC.
-            stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
         channels = None if layout is None else shape[layout.index("C")]
         prefix_tokens = 0 if patches is None else patches[1]
         has_class_token = self._tokens is not None and prefix_tokens > 0 and self._model.may_have_class_token
@@ -219,7 +217,9 @@ class _Known:
 
     def _is_of_image(self, key: str, layout: str, shape: tuple[int, ...], module: nn.Module | None) -> bool:
         """Say whether the places of a value are those of the image, which a detector resizes, as far as that shows."""
-        assert self._sizes is not None
+        # Which dimension of a signal has its places is not known: texts come as NLC.
+        if self._sizes is None or (layout == "NLC" and len(self._sizes) == 1):
+            return False
         is_other = len(layout) != len(self._sizes) + 2 or isinstance(module, _FIRST_OF_MAPS)
         return is_other or is_map(layout, shape, self._sizes) or self._is_wider(key, shape)
 
