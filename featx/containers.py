@@ -1,11 +1,14 @@
-"""Containers of the modules that a graph module has of a container of the model, which may be some of them."""
+"""Containers of the modules or parameters that a graph module has of one of the model, which may be some of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NoReturn
 
+import torch
 from torch import nn
+
+from featx.errors import RequestError
 
 
 class PartOfList(nn.ModuleList):
@@ -62,6 +65,71 @@ class PartOfList(nn.ModuleList):
     def __repr__(self) -> str:
         return nn.Module.__repr__(self)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise RequestError: see `refuse_call`."""
+        refuse_call(self)
+
+
+class PartOfParameterList(nn.ParameterList):
+    """What is left of a `ParameterList`: its parameters have their numbers there, so that there may be gaps.
+
+    `len` and iteration go over the parameters that are left. A negative number counts them from the end.
+    """
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[nn.Parameter | None]:
+        """Yield the parameters that are left."""
+        return iter(dict(self._numbered()).values())
+
+    def __getitem__(self, idx: int | slice) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the parameter that had this number in the model, or those of a slice as a list.
+
+        Raises:
+            IndexError: there is no such parameter here.
+        """
+        present = dict(self._numbered())
+        if isinstance(idx, slice):
+            return [present[each] for each in range(*idx.indices(max(present, default=-1) + 1)) if each in present]
+        if idx < 0 and -idx <= len(present):
+            return list(present.values())[idx]
+        if idx not in present:
+            raise IndexError(f"this part of the model has the parameters {', '.join(map(str, present))}, and not {idx}")
+        return present[idx]
+
+    def extra_repr(self) -> str:
+        """Return the shape of each parameter by its number."""
+        return _shapes(dict(self._numbered()))
+
+    def _numbered(self) -> list[tuple[int, nn.Parameter | None]]:
+        return sorted((int(name), parameter) for name, parameter in self._parameters.items())
+
+    def _get_name(self) -> str:
+        return "ParameterList"
+
+
+class PartOfParameterDict(nn.ParameterDict):
+    """What is left of a `ParameterDict`, with the keys that it has there."""
+
+    __jit_unused_properties__: ClassVar[list[str]] = ["_keys"]
+
+    @property
+    def _keys(self) -> dict[str, None]:
+        """The names of the parameters, of which torch's class keeps a dict beside them."""
+        return dict.fromkeys(self._parameters)
+
+    @_keys.setter
+    def _keys(self, keys: dict[str, None]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Leave the parameters as they are; the constructor of torch's class sets an empty dict."""
+
+    def extra_repr(self) -> str:
+        """Return the shape of each parameter by its key."""
+        return _shapes(self._parameters)
+
+    def _get_name(self) -> str:
+        return "ParameterDict"
+
 
 class PartOfSequential(nn.Module):
     """What is left of a `Sequential` whose modules have names; each has the number that it has there.
@@ -97,6 +165,10 @@ class PartOfSequential(nn.Module):
     def _get_name(self) -> str:
         return "Sequential"
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise RequestError: see `refuse_call`."""
+        refuse_call(self)
+
 
 class PartOfDict(nn.ModuleDict):
     """What is left of a `ModuleDict`, with the keys that it has there."""
@@ -105,9 +177,24 @@ class PartOfDict(nn.ModuleDict):
         return "ModuleDict"
 
 
+def refuse_call(container: nn.Module) -> NoReturn:
+    """Raise RequestError, which says what to call in the place of a container that a graph module has parts of."""
+    raise RequestError(
+        f"the graph calls the parts of this container ({', '.join(container._modules)}) one by one, so that it cannot "
+        "be called itself; call that of the model. For an extractor that starts and ends there, ask for its value "
+        "(create_feature_extractor with its name, and inputs= for what is ahead of it)"
+    )
+
+
+def _shapes(parameters: Mapping[Any, torch.Tensor | None]) -> str:
+    shapes = {key: None if each is None else tuple(each.shape) for key, each in parameters.items()}
+    return "\n".join(f"({key}): {shape}" for key, shape in shapes.items())
+
+
 def is_of_graph_module(module: nn.Module) -> bool:
     """Say whether a module is a container that a graph module has made, and none of the user's."""
-    return type(module) in (nn.Module, PartOfList, PartOfSequential, PartOfDict)
+    parts = (PartOfList, PartOfSequential, PartOfDict, PartOfParameterList, PartOfParameterDict)
+    return type(module) in (nn.Module, *parts)
 
 
 def twins_of_containers(module: nn.Module) -> dict[str, nn.Module | None]:
@@ -141,6 +228,10 @@ def empty_like(module: nn.Module) -> nn.Module:
         return PartOfList()
     if type(module) in (nn.Sequential, PartOfSequential):
         return PartOfSequential(getattr(module, "names", None) or tuple(module._modules))
+    if type(module) in (nn.ParameterList, PartOfParameterList):
+        return PartOfParameterList()
+    if type(module) in (nn.ParameterDict, PartOfParameterDict):
+        return PartOfParameterDict()
     return PartOfDict() if type(module) in (nn.ModuleDict, PartOfDict) else nn.Module()
 
 

@@ -65,6 +65,8 @@ def nodes(
             raise UserError("no node is like that; leave out --match, --type, --stride or --depth to see all")
         if as_json:
             typer.echo(json.dumps(found.to_dicts()))
+            if found.note is not None:
+                typer.echo(in_options(found.note, takes_inputs=True), err=True)
         else:
             inside = next((row.name.partition(".")[0] for row in table if "." in row.name), None)
             hint = "--depth N and --all show them"

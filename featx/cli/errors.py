@@ -15,7 +15,11 @@ from featx.errors import FeatxError
 # What messages call in Python, and how one gets the same by the command line.
 _IN_OPTIONS = {r"featx\.get_graph_node_names\(model\)": "'featx nodes MODEL --all'"}
 # The same for commands that have `--input`.
-_OF_INPUTS = {r"example_inputs(=\S+)?": "--input", "as in a call of the model": "by --input"}
+_OF_INPUTS = {
+    "example_inputs with which it runs": "--input once for each of its inputs, as in --input 1x3x64x64",
+    r"example_inputs(=\S+)?": "--input",
+    "as in a call of the model": "by --input",
+}
 
 
 class UserError(Exception):

@@ -136,8 +136,12 @@ def _library(module: str, package: str) -> Any:
 
 def _require_known(name: str, known: Iterable[str], library: str) -> None:
     names = list(known)
-    if name not in names:
-        raise UserError(f"{library} has no model '{name}'.{did_you_mean(name, names)}")
+    if name in names:
+        return
+    longer = sorted((each for each in names if each.startswith(name)), key=len)
+    hint = f" Did you mean {' or '.join(map(repr, longer[:3]))}?" if longer else did_you_mean(name, names)
+    hint += f" {len(longer) - 3} more start with '{name}'." if len(longer) > 3 else ""
+    raise UserError(f"{library} has no model '{name}'.{hint}")
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

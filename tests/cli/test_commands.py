@@ -286,6 +286,11 @@ MISTAKES: dict[str, tuple[list[Any], str]] = {
     "a seed that is too large": (["nodes", "timm:resnet18", "--seed", 10**30], "--seed must be an integer of 64 bits"),
     "no weights of timm": (["nodes", "timm:resnet18.none"], "timm cannot make 'resnet18.none': RuntimeError: Invalid"),
     "no timm model": (["nodes", "timm:resnet19"], "timm has no model 'resnet19'. Did you mean"),
+    "the start of names": (
+        ["nodes", "timm:vit_tiny"],
+        "no model 'vit_tiny'. Did you mean 'vit_tiny_patch16_224' or 'vit_tiny_patch16_384' or",
+    ),
+    "the start of a name": (["nodes", "torchvision:wide_resnet5"], "Did you mean 'wide_resnet50_2'?"),
     "no module": (["nodes", "nowhere_at_all:f"], "there is no Python module 'nowhere_at_all'"),
     "no node": (["code", "torchvision:resnet18", "-n", "layer9"], "Did you mean 'layer4'"),
     "names": (["code", "torchvision:resnet18", "-n", "layer9"], "List all names with 'featx nodes MODEL --all'"),
@@ -459,6 +464,11 @@ def test_inputs_of_a_model_of_ones_own_are_given_by_their_shapes(
     assert "self.first(x)" in done("code", "of_two:make", "-n", "first", *inputs)
     done("draw", "of_two:make", *inputs, "-o", "two.html")
     assert "2x9:int64; got '3x'" in failed("nodes", "of_two:make", "--input", "3x")
+    hint = "no inputs for forward(x, y) are known; give --input once for each of its inputs, as in --input 1x3x64x64"
+    assert hint in done("nodes", "of_two:make")
+    result = run("nodes", "of_two:make", "--json")
+    assert json.loads(result.stdout)
+    assert hint in result.stderr
 
 
 @pytest.mark.slow

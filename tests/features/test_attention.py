@@ -123,6 +123,36 @@ def test_a_module_that_attends_twice() -> None:
     assert torch.equal(found["probabilities_1"].triu(1), torch.zeros(2, 3, 3))
 
 
+class MultiheadTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.attention(x, x, x)[0]
+        y = self.attention(y, x, y)[0]
+        return self.layer(self.layer(y))
+
+
+def test_each_call_of_an_attention_of_torch_has_probabilities_of_its_own() -> None:
+    torch.manual_seed(0)
+    model, x = MultiheadTwice().eval(), torch.randn(2, 3, 8)
+    listed = featx.get_graph_node_names(model, example_inputs=x, attention_probabilities=True)[1]
+    names = [name for name in listed if "probabilities" in name]
+    paths = ("attention", "layer.self_attn")
+    assert names == [f"{path}.probabilities{number}" for path in paths for number in ("", "_1")]
+    found = extractor_of(model, names, x)(x)
+    y, first = model.attention(x, x, x, average_attn_weights=False)
+    y, second = model.attention(y, x, y, average_attn_weights=False)
+    z = model.layer(y)
+    others = [model.layer.self_attn(each, each, each, average_attn_weights=False)[1] for each in (y, z)]
+    for name, expected in zip(names, (first, second, *others), strict=True):
+        assert torch.allclose(found[name], expected, atol=1e-6), name
+    rows = {row.name: row.shape for row in featx.nodes(model, x)}
+    assert rows["attention.probabilities"] == rows["attention.probabilities_1"] == (2, 2, 3, 3)
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 5}, {"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_multihead_attention_of_torch(options: dict[str, Any], batch_first: bool) -> None:

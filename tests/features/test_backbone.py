@@ -460,7 +460,7 @@ def test_decoders_that_take_a_list(resnet: nn.Module) -> None:
 @pytest.mark.parametrize(
     "name",
     ["resnet10t", "convnext_atto", "efficientnet_b0", "mobilenetv3_small_050", "regnetx_002", "vgg11", "pit_ti_224",
-     "levit_128", "hrnet_w18_small", "mvitv2_tiny", "inception_v3", "twins_pcpvt_small", "tresnet_m"],
+     "levit_128", "hrnet_w18_small", "mvitv2_tiny", "inception_v3", "twins_pcpvt_small"],
 )  # fmt: skip
 def test_maps_are_those_of_timm(name: str) -> None:
     torch.manual_seed(0)
@@ -471,6 +471,35 @@ def test_maps_are_those_of_timm(name: str) -> None:
     assert is_equal(backbone(x), expected)
     assert backbone.strides == [each["reduction"] for each in model.feature_info]
     assert backbone.channels == [each["num_chs"] for each in model.feature_info]
+
+
+@pytest.mark.sweep
+def test_maps_of_tresnet_are_those_of_timm_with_the_strides_that_they_have() -> None:
+    model = timm.create_model("tresnet_m", pretrained=False).eval()
+    x = torch.rand(1, 3, 64, 64)
+    expected = model.forward_intermediates(x, intermediates_only=True)
+    backbone = featx.create_backbone(model)
+    assert is_equal(backbone(x), expected)
+    assert backbone.strides == [64 // value.shape[-1] for value in expected] == [4, 4, 8, 16, 32]
+    assert [each["reduction"] for each in model.feature_info] == [2, 4, 8, 16, 32]
+
+
+def test_a_declared_stride_that_the_shape_of_the_map_contradicts_does_not_count() -> None:
+    class Folding(nn.Sequential):
+        feature_info = (
+            {"module": "1", "reduction": 2, "num_chs": 8},  # 4
+            {"module": "2", "reduction": 4, "num_chs": 8},
+            {"module": "3", "reduction": 8, "num_chs": 16},
+        )
+
+    layers = [nn.PixelUnshuffle(4), nn.Conv2d(48, 8, 3, 1, 1), nn.Conv2d(8, 8, 3, 1, 1), nn.Conv2d(8, 16, 3, 2, 1)]
+    model = Folding(*layers).eval()
+    backbone = featx.create_backbone(model, example_inputs=X)
+    assert [info.node for info in backbone.feature_info] == ["1", "2", "3"]
+    assert backbone.strides == [4, 4, 8] == [X.shape[-1] // value.shape[-1] for value in backbone(X).values()]
+    assert [info.node for info in featx.create_backbone(model, strides=4, example_inputs=X).feature_info] == ["2"]
+    with pytest.raises(featx.RequestError, match=r"has no map of stride 2; it has 4, 8"):
+        featx.create_backbone(model, strides=(2, 4), example_inputs=X)
 
 
 @pytest.mark.sweep

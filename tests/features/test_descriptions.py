@@ -116,7 +116,7 @@ def test_a_table_of_a_model_of_unknown_inputs_says_so() -> None:
             return a + b
 
     assert featx.nodes(OfTwo()).note == (
-        "Shapes are not known, as no inputs for it are known; give example_inputs with which it runs."
+        "Shapes are not known, as no inputs for forward(a, b) are known; give example_inputs with which it runs."
     )
 
 

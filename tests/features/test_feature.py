@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -401,3 +403,43 @@ def test_layout_of_another_rank_is_refused() -> None:
     model, x = nn.Sequential(nn.Linear(4, 5)), torch.rand(2, 3, 4)
     with pytest.raises(featx.RequestError, match=r"of_layout='NCHW' has 4 dimensions.*\(2, 3, 5\)"):
         featx.create_feature_extractor(model, {"0": Feature(pool="avg", of_layout="NCHW")}, example_inputs=x)
+
+
+class ReturnsADict(nn.Module):
+    """Returns its map in an OrderedDict, as torchvision's segmentation models do, beside a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.size = Size()
+
+    def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
+        x = self.conv(x) * self.size(x)
+        return OrderedDict(out=x.relu())
+
+
+class Size(nn.Module):
+    def forward(self, x: torch.Tensor) -> int:
+        return x.size(1)
+
+
+def test_pooling_a_dict_with_a_map_is_refused_with_what_does_it() -> None:
+    model, x = ReturnsADict().eval(), torch.rand(2, 3, 8, 8)
+    assert dict(featx.create_feature_extractor(model, ["output"], example_inputs=x).feature_info[0].shapes) == {
+        "['out']": (2, 4, 8, 8)
+    }
+    with pytest.raises(featx.RequestError, match=re.escape("['out'] is 'relu'")) as raised:
+        featx.create_feature_extractor(model, {"output": Feature(pool="avg")}, example_inputs=x)
+    advice = re.search(r"apply=(lambda value: .*\)) for a map", str(raised.value))
+    assert advice is not None
+    apply = eval(advice[1])
+    found = featx.create_feature_extractor(model, {"output": Feature(apply=apply)}, example_inputs=x)(x)
+    assert torch.equal(found["output"], model(x)["out"].mean((2, 3)))
+
+
+def test_pooling_what_is_no_tensor_is_refused_without_asking_for_an_example() -> None:
+    with pytest.raises(featx.RequestError, match=r"this one is not known to hold any\. Ask for a node") as raised:
+        featx.create_feature_extractor(
+            ReturnsADict().eval(), {"size": Feature(pool="avg")}, example_inputs=torch.rand(2, 3, 8, 8)
+        )
+    assert "example_inputs" not in str(raised.value)

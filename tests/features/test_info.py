@@ -467,3 +467,43 @@ def test_what_mixes_patches_has_its_channels_first() -> None:
     request = {"mix": featx.Feature("x", pool="avg")}
     found = featx.create_feature_extractor(model, request, example_inputs=images)(images)["x"]
     assert torch.equal(found, model.mix(model.stem(images).flatten(2)).mean(2))
+
+
+class Resizing(nn.Module):
+    """Scales its images to one size in eval mode and to another one in train mode, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.BatchNorm2d(5), nn.ReLU())
+        self.tokens = nn.Linear(5, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.interpolate(x, size=(7, 30) if self.training else (16, 16))
+        x = self.body(x).sigmoid()
+        return self.tokens(x.permute(0, 2, 3, 1))
+
+
+# With 8 x 8 places and 5 channels, of 32 x 48 pixels, the map has the form of one of 5 x 8 places, too.
+@pytest.mark.parametrize("sides", [(32, 48), (30, 50)])
+def test_maps_of_a_model_that_resizes_images_have_their_layout_by_the_layers_that_make_them(
+    sides: tuple[int, int],
+) -> None:
+    model, x = Resizing().eval(), torch.rand(2, 3, *sides)
+    found = info_of(model, ["body", "body.2", "sigmoid", "permute", "tokens"], example_inputs=x)
+    assert found.reduction() == [None] * 5
+    assert [(info.layout, info.channels) for info in found] == [("NCHW", 5)] * 3 + [(None, None)] * 2
+    pooled = featx.create_feature_extractor(
+        model, {name: featx.Feature(pool="avg") for name in ("body", "sigmoid")}, example_inputs=x
+    )
+    expected = model.body(nn.functional.interpolate(x, size=(16, 16)))
+    assert torch.equal(pooled(x)["body"], expected.mean((2, 3)))
+    assert torch.equal(pooled(x)["sigmoid"], expected.sigmoid().mean((2, 3)))
+    assert pooled.train()(x)["body"].shape == (2, 5)
+
+
+def test_layers_tell_no_layout_where_as_many_places_as_channels_lie_last() -> None:
+    x = torch.rand(2, 3, 32, 48)
+    model = Resizing().eval()
+    model.body[0], model.body[1] = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8)
+    model.tokens = nn.Linear(8, 6)
+    assert [info.layout for info in info_of(model, ["body", "permute"], example_inputs=x)] == [None, None]

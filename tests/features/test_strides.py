@@ -76,6 +76,26 @@ def test_strides_with_odd_factors_are_measured() -> None:
     assert strides_of(model, ["0", "1", "2"], 100, 130) == [3, 9, 18]
 
 
+@pytest.mark.parametrize("scale", [0.75, 1.5])
+@pytest.mark.parametrize("side", [nn.Identity(), nn.Conv2d(4, 4, 7, 3)])
+def test_scaling_by_a_fraction_leaves_no_whole_stride_whatever_other_layers_do(side: nn.Module, scale: float) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.scaled, self.side = nn.Conv2d(3, 4, 3, 2, 1), nn.Upsample(scale_factor=scale), side
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = self.conv(x)
+            return self.scaled(x), self.side(x)
+
+    assert strides_of(Scaled().eval(), ["conv", "scaled"], 64, 96) == [2, None]  # 2 / 1.5 and 2 / 0.75
+
+
+def test_a_larger_image_that_fits_several_strides_tells_none() -> None:
+    layers = [nn.Conv2d(3, 4, 3, 2, 1), *(nn.Conv2d(4, 4, 3, 2, 1) for _ in range(4)), nn.Upsample(scale_factor=1.5)]
+    assert strides_of(nn.Sequential(*layers).eval(), ["4", "5"], 128, 192) == [32, None]  # 256 pixels more: 12 places
+
+
 def test_volumes_and_signals_are_measured_along_each_axis() -> None:
     volume = nn.Sequential(nn.Conv3d(3, 4, 3, (1, 2, 2)), nn.Conv3d(4, 4, 3, (1, 2, 2)), nn.Conv3d(4, 4, 3, (2, 2, 2)))
     assert strides_of(volume.eval(), ["0", "1", "2"], 16, 60, 45) == [(1, 2, 2), (1, 4, 4), (2, 8, 8)]

@@ -148,3 +148,55 @@ def test_sequential_with_names_is_walked_by_number_too() -> None:
         assert copied[2] is copied.block3
     with pytest.raises(IndexError, match="block1, block2, block3, and not 'block4'"):
         trunk[3]
+
+
+class Scaled(nn.Module):
+    """Has parameters in a list and in a dict, of which forward uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList(torch.full((4,), float(number)) for number in range(4))
+        self.shifts = nn.ParameterDict({"a": torch.ones(4), "b": torch.zeros(4), "c": torch.full((4,), 2.0)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scales[2] * self.scales[1] + self.shifts["c"] + self.shifts["a"]
+
+
+def test_lists_and_dicts_of_parameters_are_walked_as_those_of_the_model() -> None:
+    model = Scaled().eval()
+    extractor = extractor_of(model, "output")
+    scales, shifts = extractor.scales, extractor.shifts
+    assert isinstance(scales, nn.ParameterList)
+    assert isinstance(shifts, nn.ParameterDict)
+    assert [id(each) for each in scales] == [id(model.scales[1]), id(model.scales[2])]
+    assert scales[2] is scales[-1] is model.scales[2]
+    assert len(scales) == len(scales[1:]) == len(shifts) == 2
+    with pytest.raises(IndexError, match="the parameters 1, 2, and not 0"):
+        scales[0]
+    assert {key: id(value) for key, value in shifts.items()} == {key: id(model.shifts[key]) for key in ("a", "c")}
+    assert "b" not in shifts
+    assert "(2): (4,)" in repr(scales)
+    assert "(c): (4,)" in repr(shifts)
+    for copied in (copy.deepcopy(extractor), pickle.loads(pickle.dumps(extractor))):
+        assert [value.tolist() for value in copied.scales] == [[1.0] * 4, [2.0] * 4]
+        assert sorted(copied.shifts) == ["a", "c"]
+        assert torch.equal(copied(X)["output"], model(X))
+
+
+@pytest.mark.slow
+def test_compilers_take_lists_and_dicts_of_parameters() -> None:
+    model = Scaled().eval()
+    extractor = extractor_of(model, "output")
+    scripted = torch.jit.script(extractor)
+    compiled = torch.compile(extractor, backend="eager", fullgraph=True)
+    for each in (scripted, compiled, torch.export.export(extractor, (X,)).module()):
+        assert torch.equal(each(X)["output"], model(X))
+
+
+@pytest.mark.parametrize("model", [Model(), Named()])
+def test_who_calls_a_container_that_is_opened_learns_what_to_do(model: nn.Module) -> None:
+    name = "blocks" if isinstance(model, Model) else "trunk"
+    part = next(iter(model.get_submodule(name)._modules))
+    extractor = extractor_of(model.eval(), f"{name}.{part}")
+    with pytest.raises(featx.RequestError, match=f"of this container \\({part}\\) one by one.*call that of the model"):
+        getattr(extractor, name)(X)

@@ -35,6 +35,10 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Node]]:
         if value.target is module_output:
             yield from _parts(value.args[0], path)
             return
+        if isinstance(value.target, type) and issubclass(value.target, Mapping):  # OrderedDict({"out": ...})
+            for given in (*value.args, value.kwargs):
+                yield from _parts(given, path)
+            return
         yield path, value
         for user in value.users:
             if user.target is operator.getitem and user.args[0] is value:

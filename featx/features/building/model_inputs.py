@@ -40,6 +40,13 @@ class ModelInputs:
         return self.given or self.guessed
 
     @property
+    def names(self) -> list[str]:
+        """The names of the inputs that every call of the model has to give."""
+        parameters = inspect.signature(self._model.forward).parameters.values()
+        fixed = self.fixed or {}
+        return [each.name for each in parameters if each.default is each.empty and each.name not in fixed]
+
+    @property
     def is_for_one_mode(self) -> bool:
         """Whether the model was traced on guessed inputs that it takes in one of train and eval mode only."""
         return self.guessed is not None and self.guessed.is_for_one_mode

@@ -320,7 +320,7 @@ class ModelTracing:
         example = self.example()
         if example is None:
             graph = self._trace_without_inputs(request)
-            self.inputs.missing = "no inputs for it are known"
+            self.inputs.missing = f"no inputs for forward({', '.join(self.inputs.names)}) are known"
             return graph
         self._ended_early = False
         try:

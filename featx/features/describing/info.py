@@ -14,6 +14,7 @@ from featx.errors import NodeNameError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.input_sources import InputSources, images_of_values
 from featx.features.describing.known_model import KnownModel
+from featx.features.describing.layers_of_maps import has_channels_first
 from featx.features.describing.other_sizes import OtherSizes
 from featx.features.describing.shapes import forms_of, text_of_shape
 from featx.features.describing.strides import is_map, stride_of
@@ -196,15 +197,13 @@ class _Known:
         if patches is not None and self._graph is not None and not self._sources.may_be_patches(node, shape[1]):
             patches = None
         has_layout = "has_no_layout" not in node.meta  # attention from tokens to tokens
-        layout = self._layout(key, shape, module) if has_layout else None
+        layout = self._layout(key, node, shape, module) if has_layout else None
         if layout != "NLC":
             patches = None
-        channels = None if layout is None else shape[layout.index("C")]
         stride = None
-        if self._sizes is not None and layout is not None and is_of_batch:
+        if layout is not None and is_of_batch and self._is_of_image(key, layout, shape, module):
             stride = self._stride(key, layout, shape) if patches is None else patches[0]
-            # Which dimension of a signal has its places is not known: texts come as NLC.
-            stride = None if layout == "NLC" and len(self._sizes) == 1 else stride
+        channels = None if layout is None else shape[layout.index("C")]
         prefix_tokens = 0 if patches is None else patches[1]
         has_class_token = self._tokens is not None and prefix_tokens > 0 and self._model.may_have_class_token
         return FeatureInfo(
@@ -216,6 +215,14 @@ class _Known:
         assert self._graph is not None
         return InputSources(self._graph)
 
+    def _is_of_image(self, key: str, layout: str, shape: tuple[int, ...], module: nn.Module | None) -> bool:
+        """Say whether the places of a value are those of the image, which a detector resizes, as far as that shows."""
+        # Which dimension of a signal has its places is not known: texts come as NLC.
+        if self._sizes is None or (layout == "NLC" and len(self._sizes) == 1):
+            return False
+        is_other = len(layout) != len(self._sizes) + 2 or isinstance(module, _FIRST_OF_MAPS)
+        return is_other or is_map(layout, shape, self._sizes) or self._is_wider(key, shape)
+
     def _stride(self, key: str, layout: str, shape: tuple[int, ...]) -> Any:
         assert self._sizes is not None
         places = tuple(size for size, name in zip(shape, layout, strict=True) if name not in "NC")
@@ -224,7 +231,7 @@ class _Known:
             return stride
         return self._model.strides.of(layout, shape, self._sizes, lambda more: self._shape_of_larger(key, more))
 
-    def _layout(self, key: str, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
+    def _layout(self, key: str, node: Node, shape: tuple[int, ...], module: nn.Module | None) -> str | None:
         dims = len(shape)
         if dims < 2 or dims > 5:
             return None
@@ -242,14 +249,13 @@ class _Known:
             # Frames of a video have maps; heads of the tokens of a signal are none.
             has_maps = isinstance(module, _FIRST_OF_MAPS) or (sizes is not None and len(sizes) == 3)
             return first if has_maps else None
-        if isinstance(module, _FIRST_OF_MAPS):
+        if isinstance(module, _FIRST_OF_MAPS) or has_channels_first(node, shape, module, self._modules):
             return first
         fits = [
             layout for layout in (first, last) if is_map(layout, shape, sizes) and not self._has_tokens(layout, shape)
         ]
         if not fits:
-            there = self._shape_of_wider(key)
-            return first if there is not None and _is_wider(shape, there) else None
+            return first if self._is_wider(key, shape) else None
         # With a stride for each axis both may fit: (8, 8, 4) as 8 channels of 8 x 4 places, or as 4 channels of 8 x 8.
         is_certain = sum(stride_of(layout, shape, sizes) is not None for layout in (first, last)) == 1
         if is_certain:
@@ -276,6 +282,11 @@ class _Known:
         sizes = [size for size, name in zip(shape, layout, strict=True) if name not in "NC"]
         found = [self._tokens.patches((shape[0], size, 1)) for size in sizes]
         return any(patches is not None and patches[1] > 0 for patches in found)
+
+    def _is_wider(self, key: str, shape: tuple[int, ...]) -> bool:
+        """Say whether the last dimension alone grows with the width of the image."""
+        there = self._shape_of_wider(key)
+        return there is not None and len(there) == len(shape) and there[:-1] == shape[:-1] and there[-1] > shape[-1]
 
     def _shape_of_wider(self, key: str) -> tuple[int, ...] | None:
         return None if self._other_sizes is None else self._other_sizes.wider_so_far.get(key)
@@ -362,8 +373,3 @@ def _widths_of(layer: nn.Module) -> tuple[int, ...]:
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     return layer.normalized_shape[-1:] if isinstance(layer, nn.LayerNorm) else ()
-
-
-def _is_wider(shape: tuple[int, ...], there: tuple[int, ...]) -> bool:
-    """Say whether the last dimension alone has grown with the width of the image."""
-    return len(there) == len(shape) and there[:-1] == shape[:-1] and there[-1] > shape[-1]

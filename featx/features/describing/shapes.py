@@ -41,6 +41,8 @@ def _forms_of_node(node: Node) -> Forms:
         return {path: (tuple(shape), dtype) for path, (shape, dtype) in meta["parts"].items()}
     if node.target is module_output:
         return forms_of(node.args[0])
+    if isinstance(node.target, type) and issubclass(node.target, Mapping):  # OrderedDict({"out": ...})
+        return {path: form for given in (*node.args, node.kwargs) for path, form in forms_of(given).items()}
     if node.target in (operator.getitem, getattr) and len(node.args) == 2:
         key = node.args[1]
         start = f"[{key!r}]" if node.target is operator.getitem else f".{key}"

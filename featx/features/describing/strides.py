@@ -43,6 +43,8 @@ class Strides:
         if len(places) != len(image) or 0 in places or self._is_told(found, places, image):
             return found
         measured = self._measured(shape, dims, shape_of_larger)
+        if any(isinstance(each, float) for each in measured):
+            return None
         known = set(measured) - {None}
         common = known.pop() if len(known) == 1 else None
         own = found if isinstance(found, tuple) else (found,) * len(image)
@@ -63,8 +65,10 @@ class Strides:
         is_exact = all(place * found == size for place, size in zip(places, image, strict=True))
         return is_exact and (set(places) == {1} or _odd_primes_of(int(found)) <= self._odd_factors)
 
-    def _measured(self, shape: tuple[int, ...], dims: list[int], shape_of_larger: ShapeOfLarger) -> list[int | None]:
+    def _measured(self, shape: tuple[int, ...], dims: list[int], shape_of_larger: ShapeOfLarger) -> list[float | None]:
         """Return the stride along each dimension of an image that is larger on all sides, or else is wider alone.
+
+        It is a float where no whole number is known to be the stride.
 
         The image grows by a multiple of the strides, so that it does not count what layers lose at the edges or round.
         A model of a fixed height, as for the bands of a spectrum, takes a wider image.
@@ -169,17 +173,22 @@ def _losses(module: nn.Module) -> list[tuple[int, int]]:
     return [(dilation * (kernel - 1) + 1 - 2 * padding, stride) for kernel, stride, padding, dilation in sides]
 
 
-def _stride_of_growth(growth: int, more: int) -> int | None:
+def _stride_of_growth(growth: int, more: int) -> float | None:
     """Return the stride with which an image that has grown by so many pixels has so many places more.
 
-    Where the growth is no multiple of the stride, rounding has made one place more, or less.
+    Where the growth is no multiple of the stride, rounding makes less than one place more or less, however many layers
+    round. If no whole number fits, as after a layer that scales by 1.5, or several do, the quotient is returned.
     """
     if not 0 < more <= growth:
         return None
-    return growth // more if growth % more == 0 else round(growth / more)
+    if growth % more == 0:
+        return growth // more
+    nearest = round(growth / more)
+    fitting = [stride for stride in (nearest - 1, nearest, nearest + 1) if stride and abs(growth / stride - more) < 1]
+    return fitting[0] if len(fitting) == 1 else growth / more
 
 
-def _of_other_side(common: int | None, own: Any, place: int, size: int) -> Any:
+def _of_other_side(common: float | None, own: Any, place: int, size: int) -> Any:
     """Return the stride of a side along which none was measured: that of the others, unless its sizes tell its own."""
     is_told = common is None or (own is not None and own * place == size)
     return own if is_told or not _fits(common, place, size) else common

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's documentation has it
 
 from featx.errors import NodeNameError, RequestError
+from featx.features.describing.shapes import forms_of
 from featx.features.requests.request import PROBABILITIES, Request
 from featx.ir.effects import MeasuredEffects
 from featx.ir.graph import Graph
@@ -22,6 +23,7 @@ from featx.ir.node import Node
 
 # The node beside a fused call: `blocks.3.attn.probabilities`, `blocks.3.attn.probabilities_1`.
 _NAME = re.compile(rf"(?:(.*)\.)?{PROBABILITIES}(_\d+)?")
+_LATER_CALL = re.compile(r"(.*)(_\d+)")
 # Functions of torch that fuse attention, which are the last parts of the names of their nodes.
 FUSED_FUNCTIONS = ("scaled_dot_product_attention", "multi_head_attention_forward")
 # The key of a fused call that was not requested.
@@ -74,8 +76,16 @@ def with_probabilities(names: Iterable[str], modules: Mapping[str, nn.Module]) -
         found = _FUSED_NAME.fullmatch(name)
         if found is not None:
             yield _joined(found[1], found[2])
-        elif name in modules:
-            yield from (_joined(path, None) for path in _attentions_in(name, modules))
+            continue
+        path, number = _call_of(name, modules)
+        if path in modules:
+            yield from (_joined(inner, number) for inner in _attentions_in(path, modules))
+
+
+def _call_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str | None]:
+    """Return the path of a module and which of its later calls a name means: `_1` of `attn_1`."""
+    found = None if name in modules else _LATER_CALL.fullmatch(name)
+    return (name, None) if found is None else (found[1], found[2])
 
 
 def _attentions_in(path: str, modules: Mapping[str, nn.Module]) -> Iterator[str]:
@@ -194,18 +204,22 @@ def _beside_sdpa(graph: Graph, fused: Node) -> Node:
     given = {**dict(zip(_SDPA_ARGUMENTS, fused.args, strict=False)), **fused.kwargs}
     kwargs = {name: given[name] for name in ("attn_mask", "is_causal", "scale", "enable_gqa") if name in given}
     node = graph.call_function(attention_probabilities, (given["query"], given["key"]), kwargs)
-    query, key = given["query"].meta.get("shape"), given["key"].meta.get("shape")
+    (query, dtype), (key, _) = _form_of(given["query"]), _form_of(given["key"])
     if query is not None and key is not None:
-        node.meta["shape"] = torch.Size([*query[:-1], key[-2]])
-        node.meta["dtype"] = given["query"].meta.get("dtype")
+        node.meta.update(shape=torch.Size([*query[:-1], key[-2]]), dtype=dtype)
     return node
+
+
+def _form_of(value: Node) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
+    """Return shape and dtype of a tensor, which may be one that a module returns in a tuple."""
+    return forms_of(value).get("", (None, None))
 
 
 def _beside_module(graph: Graph, fused: Node, module: nn.MultiheadAttention) -> Node:
     """Compute the probabilities of torch's module from its weights: a second call of it would run its hooks again."""
     given = inspect.signature(module.forward).bind(*fused.args, **fused.kwargs).arguments
     inputs = [given.pop(name) for name in ("query", "key", "value")]
-    shape = inputs[0].meta.get("shape")
+    shape, _ = _form_of(inputs[0])
     if shape is None:
         raise RequestError(
             f"the probabilities of '{fused.target}' follow from the shapes of its inputs, which a symbolic trace does "
@@ -235,8 +249,9 @@ def _beside_module(graph: Graph, fused: Node, module: nn.MultiheadAttention) -> 
 
 def _transposed(graph: Graph, value: Node) -> Node:
     node = graph.call_method("transpose", (value, 0, 1))
-    first, second, *others = value.meta["shape"]
-    node.meta.update(shape=torch.Size([second, first, *others]), dtype=value.meta.get("dtype"))
+    shape, dtype = _form_of(value)
+    if shape is not None:
+        node.meta.update(shape=torch.Size([shape[1], shape[0], *shape[2:]]), dtype=dtype)
     return node
 
 
@@ -245,9 +260,8 @@ def _beside_multihead(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, 
     bound.update(training=False, need_weights=True, average_attn_weights=False)
     both = graph.call_function(F.multi_head_attention_forward, (), dict(bound))
     node = graph.call_function(operator.getitem, (both, 1))
-    query, key = bound["query"].meta.get("shape"), bound["key"].meta.get("shape")
+    (query, dtype), (key, _) = _form_of(bound["query"]), _form_of(bound["key"])
     if query is not None and key is not None and bound.get("static_k") is None:
         others = key[0] + (bound.get("bias_k") is not None) + bool(bound.get("add_zero_attn"))
-        node.meta["shape"] = torch.Size([*query[1:-1], bound["num_heads"], query[0], others])
-        node.meta["dtype"] = bound["query"].meta.get("dtype")
+        node.meta.update(shape=torch.Size([*query[1:-1], bound["num_heads"], query[0], others]), dtype=dtype)
     return node

@@ -12,6 +12,7 @@ from featx.errors import RequestError
 from featx.features.describing.images import ImageInput
 from featx.features.describing.info import FeatureInfo
 from featx.features.describing.other_sizes import OtherSizes
+from featx.features.describing.shapes import forms_of
 from featx.features.requests.feature import MAPS, Feature, OwnMask
 from featx.features.requests.heads import form_after, head_path, may_write
 from featx.features.requests.steps import Step, Steps, seen_after, steps_of, with_stride
@@ -45,11 +46,12 @@ def process(
         return dict(infos)
     output = graph.output_node()
     found: dict[str, tuple[Node, FeatureInfo]] = {}
+    has_shapes = any(forms_of(node) for node in graph.nodes)
     for first, node in dict(output.args[0]).items():
         info = infos[first]
         own_image = _image_of(node, info, image)
         for feature in features.get(first, (Feature(first),)):
-            _check_form(feature, info, names_of_items)
+            _check_form(feature, info, names_of_items, has_shapes=has_shapes)
             for key, processed in _processed(graph, node, feature, info, own_image).items():
                 if key in found:
                     raise RequestError(
@@ -141,8 +143,13 @@ def check_layout(value: torch.Tensor, layout: str, name: str) -> None:
         raise RequestError(f"of_layout='{layout}' has {len(layout)} dimensions, and '{name}' has the shape ({shape})")
 
 
-def _check_form(feature: Feature, info: FeatureInfo, names_of_items: Callable[[str], Mapping[str, str]]) -> None:
-    """Raise RequestError if a value is not of the form that a Feature takes: one tensor, of the rank of its layout."""
+def _check_form(
+    feature: Feature, info: FeatureInfo, names_of_items: Callable[[str], Mapping[str, str]], *, has_shapes: bool
+) -> None:
+    """Raise RequestError if a value is not of the form that a Feature takes: one tensor, of the rank of its layout.
+
+    `has_shapes` says whether the trace has seen the shapes of values.
+    """
     options = ("detach", "pool", "layout", "flatten", *(("dtype",) if feature.apply is None else ()))
     given = [name for name in options if getattr(feature, name)]
     if info.shapes and given:
@@ -153,13 +160,26 @@ def _check_form(feature: Feature, info: FeatureInfo, names_of_items: Callable[[s
         raise RequestError(
             f"{' and '.join(given)} in the Feature of '{info.node}' is for a value that is one tensor, and this one "
             f"holds {number}: {', '.join(info.shapes)}. Ask for {node} or do all of it in apply, which gets the value "
-            "as it is and counts padding too: apply=lambda value: value[0].mean(1)"
+            f"as it is{_mean_in_apply(*next(iter(info.shapes.items())))}"
+        )
+    if given and info.shape is None and feature.of_layout is None and has_shapes:
+        raise RequestError(
+            f"{' and '.join(given)} in the Feature of '{info.node}' is for a value that is one tensor, and this one is "
+            "not known to hold any. Ask for a node that is the tensor, or do all of it in apply, which gets the value "
+            "as it is"
         )
     if feature.of_layout is not None and info.shape is not None and len(info.shape) != len(feature.of_layout):
         raise RequestError(
             f"of_layout={feature.of_layout!r} has {len(feature.of_layout)} dimensions, and '{info.node}' has the shape "
             f"{info.shape}"
         )
+
+
+def _mean_in_apply(path: str, shape: tuple[int, ...]) -> str:
+    """Return how an `apply` takes the mean over the places of a tensor inside a value, or over its tokens."""
+    if len(shape) == 4:
+        return f": apply=lambda value: value{path}.mean((2, 3)) for a map with its channels first"
+    return f" and counts padding too: apply=lambda value: value{path}.mean(1)"
 
 
 def _prefix_of(graph: Graph, node: Node, key: str, feature: Feature, info: FeatureInfo) -> tuple[Node, FeatureInfo]:
