@@ -14,12 +14,14 @@ class Outcome:
         is_free: the graph holds at other lengths.
         is_refusal: the model raised an error at the other length.
         is_assertion: that error was an assertion, which as a rule wants one length.
+        tied: where it is not 0, the graph holds only if all dimensions with this number have one length.
     """
 
     text: str
     is_free: bool = False
     is_refusal: bool = False
     is_assertion: bool = False
+    tied: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -45,6 +47,9 @@ TOO_MANY_FAILED = Outcome(
 )
 ASKS_FOR_VALUES = Outcome(
     "fixed: at another length the model asks for values of tensors, unlike on the example", is_refusal=True
+)
+BROKE_OFF = Outcome(
+    "fixed: a run at another length has failed before it came to the last requested value", is_refusal=True
 )
 STALE = Outcome(
     "fixed: the model keeps what it has computed for the length of its first call, and would use it at another length"
