@@ -57,15 +57,17 @@ STALE = Outcome(
 NOT_ASKED = Outcome("fixed: other lengths were not tried because of check_sizes")
 
 
-def refusal(error: BaseException) -> Outcome:
+def refusal(error: BaseException, *, uses_numpy: bool) -> Outcome:
     """Return the outcome of a run that has ended with an error of the model.
 
     An assertion says that the model takes no other length. Any other error may also come from C code that has read a
-    number where only a trace has another one: `np.linspace(0, 1, n)`.
+    number where only a trace has another one: `np.linspace(0, 1, n) / 2`.
     """
     name = type(error).__name__
     is_assertion = "Assert" in name
     text = "the model takes no other length" if is_assertion else "a run at another length has failed"
+    if uses_numpy and not is_assertion:
+        text += ", perhaps because numpy computes with it, where torch.linspace and the like are followed"
     return Outcome(f"fixed: {text} ({name})", is_refusal=True, is_assertion=is_assertion)
 
 

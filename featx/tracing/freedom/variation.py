@@ -92,8 +92,8 @@ class Variation:
         self._inputs: list[torch.Tensor] = []
         self._codes = trace.final_checks.codes_that_may_have_run()
         # As what C code sees numbers first. What numpy makes of large ones (`np.meshgrid`) would not fit in memory.
-        uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in self._codes)
-        bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if uses_numpy else ()
+        self._uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in self._codes)
+        bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if self._uses_numpy else ()
         self._all_larger = (*bit_larger, disguise_as_larger)
         # The groups of which the model takes other lengths.
         self.free_groups: list[Group] = []
@@ -287,7 +287,7 @@ class Variation:
             self._leave_if_changed()
             if isinstance(error, NeedsRealValues):
                 return ASKS_FOR_VALUES
-            return UNTRACEABLE if isinstance(error, FeatxError) else refusal(error)
+            return UNTRACEABLE if isinstance(error, FeatxError) else refusal(error, uses_numpy=self._uses_numpy)
         if self.before is not None:
             self.before = again
         if again.early_stop_reason is not None:

@@ -192,6 +192,7 @@ class StateChecks:
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
+        self._recorder.numbers.arrays.check()
         ran_whole = self._paths_that_ran_whole()
         untouched: set[str] = set()  # parents come first, and are compared with all that is inside of them
         for module, path in self.paths.items():
