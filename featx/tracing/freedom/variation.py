@@ -134,11 +134,9 @@ class Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._alone(group, group in likely)
-            # Their lengths may be one by chance.
             if known[group] != FREE and len(group.dims) > 1 and not was_refused(group, earlier):
-                apart = [replace(group, dims=(each,)) for each in group.dims]
-                known.update({each: self._alone(each, group in likely) for each in apart})
-                del known[group]
+                outcomes = self._apart(group, known.pop(group), group in likely, earlier)
+                known.update(outcomes)
         self._try_together(known)
         self._try_multiples(known, earlier)
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
@@ -199,13 +197,38 @@ class Variation:
         is_changed = outcome in _DOES_OTHERWISE and not self._is_compared(group)
         return outcome == NOT_ALONE or is_changed or _may_take_others(outcome)
 
+    def _apart(
+        self, group: Group, outcome: Outcome, is_likely: bool, earlier: Mapping[Dim, Outcome]
+    ) -> dict[Group, Outcome]:
+        """Return the outcomes of dimensions of a group alone, whose lengths may be one by chance; or of them at once.
+
+        If each is refused, they are tried at multiples together.
+        """
+        parts = [replace(group, dims=(each,)) for each in group.dims]
+        apart = {part: self._alone(part, is_likely) for part in parts}
+        if all(self._may_take_multiples(*each, earlier) for each in (*apart.items(), (group, outcome))):
+            outcome = self._at_multiples(group, outcome)
+        return {group: outcome} if outcome == FREE else apart
+
     def _try_multiples(self, known: dict[Group, Outcome], earlier: Mapping[Dim, Outcome]) -> None:
-        """Try three times the number of samples, if they are the frames of videos: `x.view(-1, 4, *x.shape[1:])`."""
         for group, outcome in known.items():
-            if group.position > 0 or not _may_take_others(outcome) or was_refused(group, earlier):
-                continue
-            if not self._is_compared(group):
-                known[group] = self._free_if(group, outcome, lambda _, size, number: 3 * size)
+            if self._may_take_multiples(group, outcome, earlier):
+                known[group] = self._at_multiples(group, outcome)
+
+    def _may_take_multiples(self, group: Group, outcome: Outcome, earlier: Mapping[Dim, Outcome]) -> bool:
+        is_refused_now = outcome.is_refusal and not was_refused(group, earlier)
+        return group.position == 0 and is_refused_now and not self._is_compared(group)
+
+    def _at_multiples(self, group: Group, outcome: Outcome) -> Outcome:
+        """Try multiples of the number of samples.
+
+        They may be the frames of videos, `x.view(-1, 4, *x.shape[1:])`, or fill a queue, `assert self.size % n == 0`.
+        """
+        # What is asserted, or ends the run later on, may be that a power of two is a multiple.
+        for factor in (3, 2) if outcome.is_assertion or outcome == BROKE_OFF else (3,):
+            if self._free_if(group, outcome, lambda _, size, number, factor=factor: factor * size) == FREE:
+                return FREE
+        return outcome
 
     def _fix_bounds_of_slices(self, known: dict[Group, Outcome]) -> None:
         """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example.
