@@ -189,6 +189,7 @@ class ModuleCalls:
         self._measured.context.check_plain_values()  # those that the code around the call has changed
         attempt = Checkpoint(recorder, self._checks, self._torch_calls)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
+        children = self._checks.children_of(module)
         changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None
         if changed is not None or changed_outside is not None:
             self._checks.note_changed_outside(path)
@@ -207,6 +208,7 @@ class ModuleCalls:
             replaced = replaced_part(module, parts)
             if replaced is not None:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
+            self._checks.check_children(children)
             self._checks.check(module)
             self._checks.opened_modules.add(module)
             # The path of a layer means its first call, also where it is looked into for what its hooks store.

@@ -136,6 +136,11 @@ class TorchCalls:
             recorder.grad_modes.is_enabled = args[0]
             return function(*args)
         self._refuse(name, function, first_argument(args, kwargs))
+        if name in _OF_ARRAYS and args and is_array_of_numbers(args[0]):
+            made = recorder.numbers.arrays.as_tensor(args[0], is_shared=function is not torch.tensor)
+            args = args if made is None else (made, *args[1:])
+            if function is torch.tensor and made is not None:
+                function, kwargs = torch.asarray, {**kwargs, "copy": True}
         if function is torch.as_tensor and args and is_array_of_numbers(args[0]):
             with torch._C.DisableTorchFunction():
                 return function(*args, **kwargs)  # which may share the memory of the array, and must not be written
@@ -409,6 +414,7 @@ class TorchCalls:
         return None
 
 
+_OF_ARRAYS = frozenset({"tensor", "as_tensor"})
 # The kernels of `torch.Tensor(x)`, `Variable(x)` and `torch.FloatTensor(2, 3)`, and what their nodes are called.
 _OF_CONSTRUCTORS = {
     torch.ops.aten.alias.default: "Tensor",

@@ -17,6 +17,7 @@ from featx.rebuilding import contents_of_cell
 from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES
 from featx.tracing.file_globals.legacy_constructors import LEGACY_CONSTRUCTORS, construct, is_called
 from featx.tracing.nodes.proxy import find_proxy
+from featx.tracing.objects.arrays import is_array_of_numbers
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
 FunctionCallHandler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -92,6 +93,8 @@ class _Torch(_PassThrough):
         value = getattr(torch, name)
         if name in LEGACY_CONSTRUCTORS and self.handlers.get(get_ident()) is not None:
             return partial(construct, value) if is_called(sys._getframe(1)) else value
+        if name == "from_numpy" and self.handlers.get(get_ident()) is not None:
+            return _share_memory
         handler = self.handlers.get(get_ident()) if name in _INTERCEPTED_NAMES else None
         if handler is not None:
             return _Intercepted(value, handler)
@@ -110,6 +113,11 @@ class _Autograd(_PassThrough):
         apply = _PassThrough(value, True)
         apply.handlers = self.handlers
         return apply
+
+
+def _share_memory(array: Any) -> torch.Tensor:
+    """Do what `torch.from_numpy` does, by a function whose calls a `TorchFunctionMode` receives."""
+    return torch.as_tensor(array, device="cpu") if is_array_of_numbers(array) else torch.from_numpy(array)
 
 
 def _with_sizes_in_a_tuple(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

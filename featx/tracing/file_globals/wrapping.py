@@ -22,6 +22,7 @@ from featx.errors import ArgumentTypeError, TraceError
 from featx.ir.torch_layers import is_of_torch
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
 from featx.tracing.file_globals.pass_through import GlobalName, answered_as, is_random
+from featx.tracing.objects.arrays import array_constructors
 from featx.tracing.objects.replaced_globals import original_of
 
 _CACHED = functools._lru_cache_wrapper
@@ -98,6 +99,7 @@ def find_names_to_replace(
         places += _names_of(lambda value: answered_as(value) is not None, own_code)
         places += [(namespace, name) for namespace in own_code for name in _BUILTINS if name not in namespace]
         places += names_of_masks(seen)
+        places += _array_constructors(own_code)
         places.append((torch.utils.__dict__, "swap_tensors"))  # Module.to and load_state_dict call it there
     return list({(id(namespace), name): (namespace, name) for namespace, name in places}.values())
 
@@ -164,6 +166,17 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
             elif value is random or (numpy is not None and (value is numpy or value is numpy_random)):
                 owner = (random if value is random else numpy_random).__dict__
                 yield from ((owner, function) for function in owner if is_random(owner[function]))
+
+
+def _array_constructors(seen_globals: Iterable[dict[str, Any]]) -> Iterator[GlobalName]:
+    numpy, constructors = sys.modules.get("numpy"), array_constructors()
+    known = {id(function) for function in constructors.values()}
+    for namespace in seen_globals if numpy is not None else ():
+        for name, value in namespace.copy().items():
+            if value is numpy:
+                yield from ((numpy.__dict__, each) for each in constructors)
+            elif id(original_of(value)) in known:
+                yield namespace, name
 
 
 def globals_named(seen_globals: Iterable[dict[str, Any]], kind: type) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ which the model refuses to change, is fixed and checked at run time.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ from featx.tracing.source_uses.code_queries import asks_for_kind_of_device
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
 _Input = tuple[str, tuple[Node, Path], torch.Tensor]
+# A dimension of an input: its name, where it is, and the position.
+_Length = tuple[str, tuple[Node, Path], int]
 
 
 def free_dims(
@@ -203,6 +206,7 @@ def _first_of_forward(graph: Graph) -> Node:
 
 def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim, Outcome], way_out: str) -> None:
     graph = trace.graph
+    tied: dict[int, list[_Length]] = {}
     with graph.inserting_before(_first_of_forward(graph)):
         for name, place, tensor in inputs:
             checks: list[tuple[Any, ...]] = []
@@ -210,6 +214,8 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
                 checks.append((check_rank, tensor.dim(), f"input '{name}'"))
             for dim, size in enumerate(tensor.shape):
                 reason = known[id(tensor), dim]
+                if reason.is_free and reason.tied:
+                    tied.setdefault(reason.tied, []).append((name, place, dim))
                 if reason.is_free and (reason != NOT_EMPTY or size == 0):
                     continue
                 expected = None if reason == NOT_EMPTY else size
@@ -218,3 +224,16 @@ def _check_inputs(trace: ExampleTrace, inputs: list[_Input], known: Mapping[Dim,
             node = _node_at(graph, place) if checks else None
             for function, *arguments in checks:
                 add_check(graph, function, node, *arguments)
+        for lengths in tied.values():
+            _check_equal(graph, lengths)
+
+
+def _check_equal(graph: Graph, lengths: list[_Length]) -> None:
+    """Add checks that dimensions have one length, of which the model wants that and perhaps raises nothing."""
+    (first_name, first_place, first_dim), *others = lengths
+    expected = graph.call_method("size", (_node_at(graph, first_place), first_dim))
+    for name, place, dim in others:
+        length = graph.call_method("size", (_node_at(graph, place), dim))
+        is_equal = graph.call_function(operator.eq, (length, expected))
+        what = f"dimension {dim} of input '{name}' is as long as dimension {first_dim} of input '{first_name}'"
+        add_check(graph, check_decision, is_equal, True, what)

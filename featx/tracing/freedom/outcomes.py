@@ -14,12 +14,14 @@ class Outcome:
         is_free: the graph holds at other lengths.
         is_refusal: the model raised an error at the other length.
         is_assertion: that error was an assertion, which as a rule wants one length.
+        tied: where it is not 0, the graph holds only if all dimensions with this number have one length.
     """
 
     text: str
     is_free: bool = False
     is_refusal: bool = False
     is_assertion: bool = False
+    tied: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -46,21 +48,26 @@ TOO_MANY_FAILED = Outcome(
 ASKS_FOR_VALUES = Outcome(
     "fixed: at another length the model asks for values of tensors, unlike on the example", is_refusal=True
 )
+BROKE_OFF = Outcome(
+    "fixed: a run at another length has failed before it came to the last requested value", is_refusal=True
+)
 STALE = Outcome(
     "fixed: the model keeps what it has computed for the length of its first call, and would use it at another length"
 )
 NOT_ASKED = Outcome("fixed: other lengths were not tried because of check_sizes")
 
 
-def refusal(error: BaseException) -> Outcome:
+def refusal(error: BaseException, *, uses_numpy: bool) -> Outcome:
     """Return the outcome of a run that has ended with an error of the model.
 
     An assertion says that the model takes no other length. Any other error may also come from C code that has read a
-    number where only a trace has another one: `np.linspace(0, 1, n)`.
+    number where only a trace has another one: `np.linspace(0, 1, n) / 2`.
     """
     name = type(error).__name__
     is_assertion = "Assert" in name
     text = "the model takes no other length" if is_assertion else "a run at another length has failed"
+    if uses_numpy and not is_assertion:
+        text += ", perhaps because numpy computes with it, where torch.linspace and the like are followed"
     return Outcome(f"fixed: {text} ({name})", is_refusal=True, is_assertion=is_assertion)
 
 

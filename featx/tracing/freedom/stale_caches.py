@@ -19,9 +19,10 @@ from featx.ir.node import Node
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS
 from featx.tracing.freedom.constant_values import ConstantValues
+from featx.tracing.freedom.groups import Group
 from featx.tracing.freedom.outcomes import STALE, Outcome
 from featx.tracing.freedom.resizing import Dim, OtherSize
-from featx.tracing.freedom.variation import Group, Variation
+from featx.tracing.freedom.variation import Variation
 from featx.tracing.guards.guards import add_check, check_decision
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tracing.side_effects.left import Left

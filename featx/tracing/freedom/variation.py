@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from featx.ir.graph import Graph
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
+from featx.tracing.freedom.groups import Group, divided, groups_of, halves, was_refused
 from featx.tracing.freedom.outcomes import (
     ASKS_FOR_VALUES,
+    BROKE_OFF,
     CHANGED,
     FREE,
     IF_TAKEN,
@@ -59,18 +62,9 @@ _RUNS_ALONE = 3
 # many elements, which take about a second.
 _RUNS_IN_ALL = 2
 _FEWEST_ELEMENTS = 100_000_000
-_CHANNELS_OF_IMAGES = (1, 3, 4)
 _DISAGREE = {FREE, CHANGED}
+_DOES_OTHERWISE = {CHANGED, BROKE_OFF}
 _NUMPY = frozenset({"np", "numpy"})
-
-
-@dataclass(frozen=True, order=True)
-class Group:
-    """Dimensions that have one length, and change together. `position` is the first of theirs."""
-
-    position: int
-    size: int
-    dims: tuple[Dim, ...]
 
 
 class Variation:
@@ -98,13 +92,14 @@ class Variation:
         self._inputs: list[torch.Tensor] = []
         self._codes = trace.final_checks.codes_that_may_have_run()
         # As what C code sees numbers first. What numpy makes of large ones (`np.meshgrid`) would not fit in memory.
-        uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in self._codes)
-        bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if uses_numpy else ()
+        self._uses_numpy = any(not names_in(code).isdisjoint(_NUMPY) for code in self._codes)
+        bit_larger: tuple[Disguise, ...] = (disguise_as_a_bit_larger,) if self._uses_numpy else ()
         self._all_larger = (*bit_larger, disguise_as_larger)
         # The groups of which the model takes other lengths.
         self.free_groups: list[Group] = []
         # For groups that the model takes at some other sizes only: the size to try.
         self._sizes: dict[Group, OtherSize] = {}
+        self._ties = itertools.count(1)
 
     def test(
         self, inputs: list[torch.Tensor], earlier: Mapping[Dim, Outcome], *, other_mode: bool
@@ -117,7 +112,7 @@ class Variation:
         those that are likely to be free are tried once, all together.
         """
         self._inputs = inputs
-        groups, likely = (_divided(each, earlier) for each in _groups_of(inputs))
+        groups, likely = (divided(each, earlier) for each in groups_of(inputs))
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
@@ -125,7 +120,7 @@ class Variation:
             are_free = all(self._outcome_without_values(likely, disguise) == FREE for disguise in disguises)
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
-        refused = [group for group in groups if _was_refused(group, earlier)]
+        refused = [group for group in groups if was_refused(group, earlier)]
         if refused and self._outcome(refused).is_refusal:
             fixed = [group for group in refused if group.position > 0 or not other_mode or len(refused) == 1]
             known.update({group: earlier[group.dims[0]] for group in fixed})
@@ -139,11 +134,9 @@ class Variation:
         for group in groups:
             if group not in known:
                 known[group] = self._alone(group, group in likely)
-            # Their lengths may be one by chance.
-            if known[group] != FREE and len(group.dims) > 1 and not _was_refused(group, earlier):
-                apart = [replace(group, dims=(each,)) for each in group.dims]
-                known.update({each: self._alone(each, group in likely) for each in apart})
-                del known[group]
+            if known[group] != FREE and len(group.dims) > 1 and not was_refused(group, earlier):
+                outcomes = self._apart(group, known.pop(group), group in likely, earlier)
+                known.update(outcomes)
         self._try_together(known)
         self._try_multiples(known, earlier)
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
@@ -174,25 +167,68 @@ class Variation:
 
     def _try_together(self, known: dict[Group, Outcome]) -> None:
         """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
-        refused = [group for group, outcome in known.items() if _may_be_free_together(outcome)]
-        for size in {group.size for group in refused}:
+        refused = [group for group, outcome in known.items() if self._may_be_free_together(group, outcome)]
+        for size in dict.fromkeys(group.size for group in refused):
             groups = [group for group in refused if group.size == size]
             dims = tuple(sorted({dim for group in groups for dim in group.dims}))
             if len({position for _, position in dims}) < 2:
                 continue
             together = Group(min(group.position for group in groups), size, dims)
-            if self._outcome([together]) == FREE:
-                for group in groups:
-                    del known[group]
+            if self._outcome([together]) != FREE:
+                continue
+            # Where one alone had another length, the model has done something else, perhaps without an error.
+            is_tied = any(known[group] in _DOES_OTHERWISE for group in groups)
+            for group in groups:
+                del known[group]
+            if is_tied:
+                parts = self._parts_free_alone(together)
+                known.update({part: replace(TOGETHER, tied=next(self._ties)) for part in parts})
+            else:
                 known[together] = TOGETHER
 
+    def _parts_free_alone(self, together: Group) -> list[Group]:
+        """Return two halves of a group, if the model takes another length of each: two sets of points of one length."""
+        for parts in halves(together, self._inputs):
+            if all(self._outcome([part]) == FREE for part in parts):
+                return parts
+        return [together]
+
+    def _may_be_free_together(self, group: Group, outcome: Outcome) -> bool:
+        is_changed = outcome in _DOES_OTHERWISE and not self._is_compared(group)
+        return outcome == NOT_ALONE or is_changed or _may_take_others(outcome)
+
+    def _apart(
+        self, group: Group, outcome: Outcome, is_likely: bool, earlier: Mapping[Dim, Outcome]
+    ) -> dict[Group, Outcome]:
+        """Return the outcomes of dimensions of a group alone, whose lengths may be one by chance; or of them at once.
+
+        If each is refused, they are tried at multiples together.
+        """
+        parts = [replace(group, dims=(each,)) for each in group.dims]
+        apart = {part: self._alone(part, is_likely) for part in parts}
+        if all(self._may_take_multiples(*each, earlier) for each in (*apart.items(), (group, outcome))):
+            outcome = self._at_multiples(group, outcome)
+        return {group: outcome} if outcome == FREE else apart
+
     def _try_multiples(self, known: dict[Group, Outcome], earlier: Mapping[Dim, Outcome]) -> None:
-        """Try three times the number of samples, if they are the frames of videos: `x.view(-1, 4, *x.shape[1:])`."""
         for group, outcome in known.items():
-            if group.position > 0 or not _may_take_others(outcome) or _was_refused(group, earlier):
-                continue
-            if not self._is_compared(group):
-                known[group] = self._free_if(group, outcome, lambda _, size, number: 3 * size)
+            if self._may_take_multiples(group, outcome, earlier):
+                known[group] = self._at_multiples(group, outcome)
+
+    def _may_take_multiples(self, group: Group, outcome: Outcome, earlier: Mapping[Dim, Outcome]) -> bool:
+        is_refused_now = outcome.is_refusal and not was_refused(group, earlier)
+        return group.position == 0 and is_refused_now and not self._is_compared(group)
+
+    def _at_multiples(self, group: Group, outcome: Outcome) -> Outcome:
+        """Try multiples of the number of samples.
+
+        They may be the frames of videos, `x.view(-1, 4, *x.shape[1:])`, or fill a queue, `assert self.size % n == 0`.
+        """
+        # What is asserted, or ends the run later on, may be that a power of two is a multiple.
+        for factor in (3, 2) if outcome.is_assertion or outcome == BROKE_OFF else (3,):
+            if self._free_if(group, outcome, lambda _, size, number, factor=factor: factor * size) == FREE:
+                return FREE
+        return outcome
 
     def _fix_bounds_of_slices(self, known: dict[Group, Outcome]) -> None:
         """Fix lengths between which C code takes something (`layers[a:b]`), perhaps nothing at those of the example.
@@ -247,7 +283,8 @@ class Variation:
         # C code answers `2.0 * n > 30` and `items[:n]`, perhaps otherwise for a small n.
         if self._outcome([group], disguise=disguise_as_zero) == FREE:
             return outcome
-        return NOT_EMPTY if self._outcome([group], disguise=disguise_as_one) == FREE else CHANGED
+        is_free = self._outcome([group], disguise=disguise_as_one) == FREE
+        return replace(NOT_EMPTY, tied=outcome.tied) if is_free else CHANGED
 
     def _free_if(self, group: Group, reason: Outcome, other: OtherSize) -> Outcome:
         self._sizes[group] = other
@@ -273,12 +310,14 @@ class Variation:
             self._leave_if_changed()
             if isinstance(error, NeedsRealValues):
                 return ASKS_FOR_VALUES
-            return UNTRACEABLE if isinstance(error, FeatxError) else refusal(error)
+            return UNTRACEABLE if isinstance(error, FeatxError) else refusal(error, uses_numpy=self._uses_numpy)
         if self.before is not None:
             self.before = again
         if again.early_stop_reason is not None:
             self._leave_if_changed()
-        return FREE if self._is_same(again) else CHANGED
+        if self._is_same(again):
+            return FREE
+        return CHANGED if again.early_stop_reason is None else BROKE_OFF
 
     def _is_same(self, again: ExampleTrace) -> bool:
         if not matches_needed_nodes(again, self._trace):
@@ -361,44 +400,5 @@ def measures_of(graph: Graph) -> list[Any]:
     return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
 
 
-def _may_be_free_together(outcome: Outcome) -> bool:
-    return outcome == NOT_ALONE or _may_take_others(outcome)
-
-
 def _may_take_others(outcome: Outcome) -> bool:
     return outcome.is_refusal and not outcome.is_assertion
-
-
-def _was_refused(group: Group, known: Mapping[Dim, Outcome]) -> bool:
-    return all(_is_refused(dim, known) for dim in group.dims)
-
-
-def _is_refused(dim: Dim, known: Mapping[Dim, Outcome]) -> bool:
-    """Say whether the model refused other lengths, or was not asked because it had refused so many others."""
-    return dim in known and (known[dim].is_refusal or known[dim] == TOO_MANY_FAILED)
-
-
-def _divided(groups: list[Group], known: Mapping[Dim, Outcome]) -> list[Group]:
-    """Return the groups, with those divided in two of which the model has refused some dimensions and not others."""
-    divided: list[Group] = []
-    for group in groups:
-        refused = tuple(dim for dim in group.dims if _is_refused(dim, known))
-        parts = refused, tuple(dim for dim in group.dims if dim not in refused)
-        divided += [replace(group, dims=part) for part in parts if part]
-    return divided
-
-
-def _groups_of(inputs: list[torch.Tensor]) -> tuple[list[Group], list[Group]]:
-    """Return the groups of dimensions of the inputs, and those that are likely to be free."""
-    members: dict[tuple[int, int], dict[int, None]] = {}
-    likely: set[tuple[int, int]] = set()
-    for tensor in inputs:
-        for dim, size in enumerate(tensor.shape):
-            members.setdefault((dim, size), {})[id(tensor)] = None
-            is_channel = tensor.is_floating_point() and (
-                (tensor.dim() != 3 and dim == 1) or (tensor.dim() == 3 and dim == 0 and size in _CHANNELS_OF_IMAGES)
-            )
-            if not is_channel:
-                likely.add((dim, size))
-    groups = {key: Group(*key, tuple((each, key[0]) for each in ids)) for key, ids in sorted(members.items())}
-    return list(groups.values()), [group for key, group in groups.items() if key in likely]

@@ -166,8 +166,11 @@ def plain_numbers(value: Any) -> Any:
 
 
 def _plain(number: Any) -> Any:
-    if number.value is not None:
-        return number.value
+    return shown_number(number) if number.value is None else number.value
+
+
+def shown_number(number: Any) -> Any:
+    """Return a traced number as the plain one that C code sees."""
     # Through the slots of the base class: int(number) would ask __int__, which pins.
     return int.__add__(number, 0) if isinstance(number, int) else float.__mul__(number, 1.0)
 

@@ -12,6 +12,7 @@ from featx.errors import ScriptError
 from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
 from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form, check_same_items
 from featx.tracing.guards.input_checks import check_is_same
+from featx.tracing.objects.arrays import is_array_constructor
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -52,6 +53,8 @@ def _reasons(node: Node) -> Iterator[str]:
         yield "TorchScript cannot read the source of a lambda; use a named function"
     elif node.target in (rebuild_object, rebuild_tuple, rebuild_dict):
         yield "it has no objects of classes of Python"
+    elif is_array_constructor(node.target):
+        yield "it has no functions of numpy"
     elif node.target is range:
         yield "TorchScript has no values of type range"
     elif node.target in (check_aliases, check_same_items):

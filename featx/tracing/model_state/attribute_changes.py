@@ -14,6 +14,7 @@ from featx.tracing.model_state.module_state import (
     LayerState,
     ModuleState,
     Parts,
+    are_put_back,
     holds_plain_values,
     parts_of,
     put_back_parts,
@@ -41,7 +42,7 @@ class AttributeChanges:
         known = {} if earlier is None else earlier._layers
         # Those of layers hold until a call of the module around them changes something.
         self._latest = {module: known.get(module) or _state_of(module) for module in modules}
-        self._parts = {module: parts_of(module) for module in modules} if earlier is None else earlier._parts.copy()
+        self._parts = {module: parts_of(module) for module in modules} if earlier is None else earlier._parts_now()
         # What a second call leaves is judged like what the first one left, by what was there before both.
         self._initial = dict(self._latest) if earlier is None else earlier._initial
         # What each entry of `_latest` and `_parts` was before a call that changed it.
@@ -50,9 +51,22 @@ class AttributeChanges:
         self._shared: dict[nn.Module, list[_Shared]] = {}
         self._written: set[int] = set()
 
+    def _parts_now(self) -> dict[nn.Module, Parts]:
+        """Return the parts that modules had after their last calls, with the tensors that were put back since."""
+        parts = self._parts.copy()
+        for module in {inner for inner, _, _ in self._earlier}:
+            if are_put_back(module, parts[module]):
+                parts[module] = parts_of(module)
+        return parts
+
     @property
     def _layers(self) -> dict[nn.Module, LayerState]:
-        return {module: state for module, state in self._latest.items() if type(state) is LayerState}
+        """The states of layers of torch; none of those that hold the tensors of before again."""
+        layers = {module: state for module, state in self._latest.items() if type(state) is LayerState}
+        for module in {inner for inner, _, _ in self._earlier if inner in layers}:
+            if layers[module].are_put_back():
+                del layers[module]
+        return layers
 
     def initial(self, module: nn.Module) -> ModuleState | None:
         """Return what a module was like at the start; None for a layer of torch."""

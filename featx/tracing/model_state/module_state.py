@@ -80,6 +80,10 @@ class LayerState:
             if name not in _NOT_RESTORED:
                 yield name, before, now
 
+    def are_put_back(self) -> bool:
+        """Say whether attributes are others only where they held what stands for a tensor, and hold that again."""
+        return all(_stands_for(before, now) for _, before, now in self.assigned())
+
     def restore(self) -> None:
         """Put the attributes back."""
         state = self._module.__dict__
@@ -278,6 +282,23 @@ def replaced_part(module: nn.Module, before: Parts) -> str | None:
             known = dict(zip(names, parts, strict=True))
             return next((each for each, _, _ in differences(held, known)), None)  # None where another order is all
     return None
+
+
+def are_put_back(module: nn.Module, before: Parts) -> bool:
+    """Say whether the parts of a module are others only where it held what stands for a tensor, and has that again."""
+    for name, names, parts in before:
+        held = module.__dict__[name]
+        if tuple(held) != tuple(names):
+            return False
+        pairs = [(part, now) for part, now in zip(parts, held.values(), strict=True) if part is not now]
+        if not all(_stands_for(part, now) for part, now in pairs):
+            return False
+    return True
+
+
+def _stands_for(stand_in: Any, value: Any) -> bool:
+    tensors = isinstance(stand_in, torch.Tensor) and isinstance(value, torch.Tensor)
+    return tensors and stand_in.is_meta and not value.is_meta and stand_in.shape == value.shape
 
 
 def put_back_parts(module: nn.Module, before: Parts) -> None:

@@ -23,6 +23,8 @@ from featx.tracing.guards.scalars import (
     traced_number,
 )
 from featx.tracing.history.lineage import Origin
+from featx.tracing.objects.arrays import is_array_constructor
+from featx.tracing.recording.size_arrays import SizeArrays
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.size_caches import SizeCaches
 from featx.tracing.signals import NeedsConversionTracking
@@ -67,6 +69,7 @@ class Numbers:
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
         are_recorded: whether the trace runs still.
         next_call: those of the next call on the same replica.
+        arrays: the arrays that numpy has made of them.
         uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
             comparison with a number of this call.
     """
@@ -91,14 +94,16 @@ class Numbers:
         self.uses_earlier = False
         # Keys of caches that differ: by the ids of the origins of their numbers, with these.
         self._told_apart: dict[tuple[int, ...], list[Origin]] = {}
+        self.arrays = SizeArrays(recorder)
 
-    def mark(self) -> tuple[int, ...]:
+    def mark(self) -> tuple[Any, ...]:
         """Return what `forget` needs to take back everything from now on."""
-        return len(self.values), len(self.computed), len(self.ties), len(self._told_apart)
+        return len(self.values), len(self.computed), len(self.ties), len(self._told_apart), self.arrays.mark()
 
-    def forget(self, mark: tuple[int, ...]) -> None:
+    def forget(self, mark: tuple[Any, ...]) -> None:
         """Take back what was noted since `mark`. That sizes were read stays noted."""
-        values, computed, ties, told_apart = mark
+        values, computed, ties, told_apart, arrays = mark
+        self.arrays.forget(arrays)
         del self.values[values:], self.origins[values:], self.computed[computed:], self.ties[ties:]
         while len(self._told_apart) > told_apart:
             self._told_apart.popitem()
@@ -271,7 +276,9 @@ class Numbers:
     # -- functions of Python that are called with them ---------------------------------------------------------------
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call `range`, `min`, `max`, `int`, `float` or a function of `math`, which would convert numbers in C."""
+        """Call `range`, `min`, `int` or another function that would convert numbers in C; see `is_of_numbers`."""
+        if is_array_constructor(function):
+            return self.arrays.make(function, args, kwargs)
         if function is range:
             return self._range(args)
         if function is min or function is max:
@@ -372,7 +379,9 @@ def _holds_disguised(values: Iterable[Any]) -> bool:
 def is_of_numbers(function: Callable[..., Any]) -> bool:
     """Say whether a function is one that `Numbers.call` calls."""
     is_of_math = isinstance(function, BuiltinFunctionType) and function in _OF_MATH
-    return is_of_math or any(function is each for each in (range, min, max, int, float))
+    return (
+        is_of_math or is_array_constructor(function) or any(function is each for each in (range, min, max, int, float))
+    )
 
 
 def _extreme_of_mixed(function: Callable[..., Any], items: tuple[Any, ...]) -> Any:

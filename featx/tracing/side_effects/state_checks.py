@@ -15,7 +15,7 @@ from torch import nn
 from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.history.noted_set import NotedSet
 from featx.tracing.model_state.attribute_changes import AttributeChanges
-from featx.tracing.model_state.module_state import AttributePath, plain_attributes
+from featx.tracing.model_state.module_state import AttributePath, Parts, parts_of, plain_attributes, replaced_part
 from featx.tracing.objects.module_parts import forward_of, has_forward_hooks
 from featx.tracing.objects.python_state import PythonState
 from featx.tracing.objects.references import referred_to
@@ -31,6 +31,8 @@ from featx.tracing.source.frames import is_library_code
 _READ_ANY = frozenset({"getattr", "vars", "__dict__", "attrgetter", "eval", "exec"})
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
+# A module, its parts, and an attribute that has changed, if it is a layer of torch.
+_Child = tuple[nn.Module, Parts, str | None]
 
 
 class StateChecks:
@@ -142,6 +144,29 @@ class StateChecks:
                 f"which '{path}' may read, and '{path}' is kept whole,"
             )
 
+    def children_of(self, module: nn.Module) -> list[_Child]:
+        """Return what the children of a module are like now, for `check_children`. O(children)."""
+        children = [child for child in module._modules.values() if child is not None and child in self.paths]
+        return [(child, parts_of(child), self._changed_attribute_of_layer(child)) for child in children]
+
+    def check_children(self, before: list[_Child]) -> None:
+        """Raise where forward has changed children, as WeightDrop does, and has not put that back. O(children).
+
+        Their own calls may change them, if these are one node.
+        """
+        for child, parts, changed in before:
+            replaced = self.states.replaced_part(child)
+            if replaced is not None and replaced_part(child, parts) is not None:
+                raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{self.paths[child]}',")
+            name = self._changed_attribute_of_layer(child)
+            if name is not None and changed is None:
+                raise UnsupportedSideEffect(
+                    f"forward changes the attribute '{name}' of '{self.paths[child]}', a layer of torch,"
+                )
+
+    def _changed_attribute_of_layer(self, module: nn.Module) -> str | None:
+        return self.states.changed_attribute(module) if self.states.initial(module) is None else None
+
     def check(self, module: nn.Module, *, is_called: bool = True) -> None:
         """Raise where forward left something on an opened module, or on one of which it called methods alone."""
         path = self.paths[module]
@@ -167,6 +192,7 @@ class StateChecks:
 
     def check_all(self) -> None:
         """Raise where a module is not what its own calls, or a graph of them, leave it."""
+        self._recorder.numbers.arrays.check()
         ran_whole = self._paths_that_ran_whole()
         untouched: set[str] = set()  # parents come first, and are compared with all that is inside of them
         for module, path in self.paths.items():
