@@ -13,12 +13,14 @@ from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 # Layers that read the mode for themselves alone: other code does not depend on it.
 LAYERS = ("torch.nn.modules.", "torchvision.ops.")
 # Namespaces of operators that compute their result from their arguments alone, unless they are tagged as random.
 PURE_OPERATORS = frozenset({"torchvision"})
+_MODELS_LIBRARIES = {"torch", "torchvision", "timm", "transformers"}
 # Of timm and transformers: tokens that are pooled together stand side by side, or some are left out at random.
 _REORDERING = frozenset({"Hiera", "HieraEncoder", "ViTMAEEmbeddings"})
 # What the models of transformers call the input that says which places of a batch are no padding.
@@ -137,6 +139,13 @@ def is_collecting_variable(variable: ContextVar[Any]) -> bool:
 def is_logging(function: Any) -> bool:
     """Say whether a cached function logs each message once and returns nothing, as `warning_once` of transformers."""
     return str(function.__module__) in _LOGGING
+
+
+def is_of_models_library(module: nn.Module) -> bool:
+    """Say whether a module runs code of torch, torchvision, timm or transformers alone; not of what is inside it."""
+    kind = type(module)
+    libraries = {each.__module__.partition(".")[0] for each in (kind, module.forward)}
+    return libraries <= _MODELS_LIBRARIES and not isinstance(module, torch.jit.ScriptModule)
 
 
 def is_of_einops(value: object) -> bool:

@@ -66,7 +66,8 @@ class CallEffects:
     `is_opaque` says that the writes are assumed, because the call is unknown. `is_check` marks an assertion,
     `is_random` a draw of random numbers, `changes_global_state` a switch such as autocast, `writes_state` a write to
     buffers of the called module. `leaves_attributes` says that the called module gets other attributes, which a later
-    call of it may read, and `returns_state` that the result may share memory with what it keeps.
+    call of it may read, and `returns_state` that the result may share memory with what it keeps. `writes_elsewhere`
+    says that it writes tensors of the model that are not those of the called module.
     """
 
     writes: tuple[Node, ...] = ()
@@ -78,6 +79,7 @@ class CallEffects:
     writes_state: bool = False
     leaves_attributes: bool = False
     returns_state: bool = False
+    writes_elsewhere: bool = False
     shares_if_container: bool = False
 
     @property
@@ -107,6 +109,7 @@ class MeasuredEffects:
     leaves_attributes: bool = False
     has_conditional_writes: bool = False
     returns_state: bool = False
+    writes_elsewhere: bool = False
 
     def joined(self, other: MeasuredEffects) -> MeasuredEffects:
         """Return what either of two runs of one call did."""
@@ -118,6 +121,7 @@ class MeasuredEffects:
             leaves_attributes=self.leaves_attributes or other.leaves_attributes,
             has_conditional_writes=self.has_conditional_writes or other.has_conditional_writes,
             returns_state=self.returns_state or other.returns_state,
+            writes_elsewhere=self.writes_elsewhere or other.writes_elsewhere,
         )
 
     def of(self, node: Node) -> CallEffects:
@@ -131,6 +135,7 @@ class MeasuredEffects:
             writes_state=self.writes_state,
             leaves_attributes=self.leaves_attributes,
             returns_state=self.returns_state,
+            writes_elsewhere=self.writes_elsewhere,
         )
 
 

@@ -73,9 +73,17 @@ class MemoryGroups:
                     self._join(group, self._groups[source])
             if node.op == "call_module" and effects.of(node).returns_state:
                 self._join(group, self._states[node.target])
+        self._elsewhere = self._joined_state() if any(effects.of(node).writes_elsewhere for node in graph.nodes) else ()
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr") or effects.of(node).returns_state:
                 self._external.add(self.of(node))
+
+    def _joined_state(self) -> tuple[int, ...]:
+        """Make one group of all that the model keeps, some of which a call writes, and return a number of it."""
+        state = [*self._states.values(), *(self._groups[node] for node in self._graph.nodes if node.op == "get_attr")]
+        for group in state:
+            self._join(state[0], group)
+        return tuple(state[:1])
 
     def of(self, node: Node) -> int:
         """Return the number of the group of `node`."""
@@ -108,7 +116,7 @@ class MemoryGroups:
         groups = {self.of(target) for target in effects.writes}
         if effects.writes_state and node.op == "call_module":
             groups.add(self.state_of(node))
-        return groups
+        return groups.union(map(self._find, self._elsewhere)) if effects.writes_elsewhere else groups
 
     def written(self) -> set[int]:
         """Return the groups that any node of the graph may write. O(nodes)."""

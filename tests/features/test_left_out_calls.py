@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import featx
@@ -24,19 +27,8 @@ class Tower(nn.Module):
         return self.conv(x).relu().mean((2, 3))
 
 
-class AsksForSizes(Tower):
-    def forward(self, x: Tensor) -> Any:
-        batch, _, height, width = x.shape
-        return self.conv(x).reshape(batch, 4, height * width).mean(2)
-
-
-class ReturnsDict(Tower):
-    def forward(self, x: Tensor) -> Any:
-        return {"map": self.conv(x), "all": [x, x + 1]}
-
-
 class TwoTowers(nn.Module):
-    def __init__(self, tower: Tower) -> None:
+    def __init__(self, tower: nn.Module) -> None:
         super().__init__()
         self.image, self.text, self.other = tower, nn.Linear(5, 4), nn.Linear(5, 4)
 
@@ -46,13 +38,25 @@ class TwoTowers(nn.Module):
         return image, text
 
 
-@pytest.mark.parametrize("make", [Tower, AsksForSizes, ReturnsDict])
-def test_a_module_that_nothing_needs_is_left_out(make: Callable[[], Tower]) -> None:
+TOWERS: dict[str, Callable[[], nn.Module]] = {
+    "layers": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+    "torchvision": lambda: torchvision.models.shufflenet_v2_x0_5(weights=None),
+    "timm": lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1),
+}
+
+
+@pytest.mark.parametrize("make", TOWERS.values(), ids=TOWERS)
+def test_a_module_of_a_library_that_nothing_needs_is_left_out(make: Callable[[], nn.Module]) -> None:
     model = TwoTowers(make()).eval()
-    extractor = featx.create_feature_extractor(model, ["text"], example_inputs=(IMAGES, TEXTS))
+    extractor = featx.create_feature_extractor(model, ["text"], example_inputs=(torch.rand(2, 3, 32, 32), TEXTS))
     assert list(extractor.state_dict()) == ["text.weight", "text.bias"]
     texts = torch.rand(3, 5)
-    assert torch.equal(extractor(torch.rand(3, 3, 8, 8), texts)["text"], model.text(texts))
+    assert torch.equal(extractor(torch.rand(3, 3, 32, 32), texts)["text"], model.text(texts))
+
+
+def test_one_of_the_user_may_keep_something_that_others_read_and_runs() -> None:
+    extractor = featx.create_feature_extractor(TwoTowers(Tower()), ["text"], example_inputs=(IMAGES, TEXTS))
+    assert "image.conv.weight" in extractor.state_dict()
 
 
 def test_the_vision_tower_is_left_out_of_the_text_features_of_clip() -> None:
@@ -119,7 +123,78 @@ def test_a_module_that_draws_from_python_is_not() -> None:
 
 
 def test_a_module_with_a_hook_is_not() -> None:
-    model = TwoTowers(Tower()).eval()
-    model.image.conv.register_forward_hook(lambda module, args, output: output)
-    extractor = featx.create_feature_extractor(model, ["text"], example_inputs=(IMAGES, TEXTS))
-    assert "image.conv.weight" in extractor.state_dict()
+    tower = nn.Sequential(nn.Conv2d(3, 4, 3))
+    tower[0].register_forward_hook(lambda module, args, output: output)
+    extractor = featx.create_feature_extractor(TwoTowers(tower).eval(), ["text"], example_inputs=(IMAGES, TEXTS))
+    assert "image.0.weight" in extractor.state_dict()
+
+
+class Prepare(nn.Module):
+    """Computes a mask once, for all blocks."""
+
+    def __init__(self, shared: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, ids: Tensor) -> None:
+        self.shared["mask"] = (ids != 0).float()[..., None]
+
+
+class Masked(nn.Module):
+    def __init__(self, shared: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.shared, self.fc = shared, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.shared["mask"]
+
+
+class SharesMask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        shared: dict[str, Tensor] = {}
+        self.prepare, self.embed, self.block = Prepare(shared), nn.Embedding(9, 4), Masked(shared)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.prepare(ids)
+        return self.block(self.embed(ids))
+
+
+@pytest.mark.parametrize("name", ["output", "block"])
+def test_what_a_module_has_computed_from_small_inputs_for_others_is_no_constant(name: str) -> None:
+    model = SharesMask().eval()
+    ids = torch.tensor([[1, 2, 3]])
+    extractor = featx.create_feature_extractor(model, [name], example_inputs=(ids,))
+    for given in (ids, torch.tensor([[4, 0, 0]])):
+        assert torch.equal(extractor(given)[name], model(given))
+
+
+class MovingAverage(nn.Module):
+    def __init__(self, student: nn.Module, teacher: nn.Module) -> None:
+        super().__init__()
+        self.pair = student, teacher  # in a tuple, so that neither is registered again
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            for one, other in zip(*(module.parameters() for module in self.pair), strict=True):
+                other.mul_(0.9).add_(one, alpha=0.1)
+
+
+class Teacher(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.average = MovingAverage(self.student, self.teacher)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        result = self.student(x), self.teacher(x)
+        self.average()
+        return result
+
+
+def test_weights_that_a_module_writes_by_a_reference_are_written_for_the_next_call() -> None:
+    model = Teacher()
+    x = torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(copy.deepcopy(model), ["teacher"], example_inputs=(x,))
+    for _ in range(3):
+        assert torch.equal(extractor(x)["teacher"], model(x)[1])

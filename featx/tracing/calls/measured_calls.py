@@ -13,7 +13,9 @@ from torch import nn
 from featx.ir.arguments import Argument
 from featx.ir.effects import MeasuredEffects
 from featx.ir.memory import memory_of
+from featx.ir.modules import modules_of
 from featx.ir.node import Node
+from featx.libraries import is_of_models_library
 from featx.tracing.calls.given import Given
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.file_globals.outer_values import OuterValues
@@ -118,7 +120,7 @@ class MeasuredCalls:
                     added.meta["effects"] = self._effects(added, module, inputs, written, result)
                 if given is not None:
                     self._check_held(held_at, given, str(node[1]))
-                self._guard_result(added, result, is_measured=is_measured, have_values=have_values)
+                self._guard_result(added, result, module, is_measured=is_measured, have_values=have_values)
                 recorder.scope = taken_in or recorder.scope
                 result = self._alias_returned_inputs(leaves, result)
                 # Where a single tensor goes decides nothing.
@@ -183,7 +185,9 @@ class MeasuredCalls:
         if is_measured and self.outer_values is not None:
             self.outer_values.accept()
 
-    def _guard_result(self, node: Node, result: Any, *, is_measured: bool, have_values: bool) -> None:
+    def _guard_result(
+        self, node: Node, result: Any, module: nn.Module | None, *, is_measured: bool, have_values: bool
+    ) -> None:
         # What is in it may depend on values; and hooks, which have not run, may give something else.
         is_hooked = bool(self._hooked) and not is_measured and self.has_hooks(str(node.target))
         if not is_measured and not is_hooked:
@@ -192,14 +196,19 @@ class MeasuredCalls:
         if is_hooked:
             self._recorder.guards.add_for_form(node, result, what)
         else:
-            follows_from = self._origin_of_form(str(node.target))
+            follows_from = self._origin_of_form(str(node.target), module)
             self._recorder.guards.add_for_result(node, result, what, have_values=have_values, follows_from=follows_from)
 
-    def _origin_of_form(self, target: str) -> str | None:
-        """Say from what the form of the result of the last call follows, as for `GuardNodes.add_for_result`."""
+    def _origin_of_form(self, target: str, module: nn.Module | None) -> str | None:
+        """Say from what the form of the result of the last call follows, as for `GuardNodes.add_for_result`.
+
+        A call of which that is known may be left out. So it is known of code that keeps nothing in Python which others
+        read, as is true of libraries of models: what other code does there, no trace sees.
+        """
         call = self._recorder.opaque_call
-        is_unseen = call.has_untracked_writes or any(isinstance(each, torch.jit.ScriptModule) for each in call.ran)
-        if call.asks_for_values or is_unseen or self.has_hooks(target):
+        if module is None or call.asks_for_values or call.has_untracked_writes or self.has_hooks(target):
+            return None
+        if not all(map(is_of_models_library, modules_of(module))):
             return None
         return "sizes" if call.asks_for_sizes else "nothing"
 
@@ -265,7 +274,17 @@ class MeasuredCalls:
             writes_state=opaque_call.writes_model or opaque_call.has_untracked_writes,
             has_conditional_writes=self._may_write_more(node.target if module is None else module),
             returns_state=module is not None and self._returns_state(module, memory),
+            writes_elsewhere=not opaque_call.written <= self._memory_kept_by(module, opaque_call.written),
         )
+
+    def _memory_kept_by(self, module: nn.Module | None, memory: set[int]) -> set[int]:
+        """Return what of some memory is that of tensors which a module keeps itself."""
+        if module is None or not memory:
+            return set()
+        made_for = self._recorder.stand_ins.made_for
+        held = list(parameters_and_buffers(module))
+        twins = [] if self._recorder.is_real else [twin for each in held if (twin := made_for(each)) is not None]
+        return memory.intersection(map(memory_of, (*held, *twins)))
 
     def _returns_state(self, module: nn.Module, memory: set[Any]) -> bool:
         """Say whether a module returns memory of what it keeps itself: a buffer, or a part of one."""

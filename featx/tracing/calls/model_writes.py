@@ -60,7 +60,8 @@ class ModelWrites:
         self._foreign.save(tensors)
         self._foreign.recent.save(tensors)
         self._written += memories
-        recorder.opaque_call.writes_model = recorder.opaque_call.writes_model or not memories.isdisjoint(self._copied)
+        if not memories.isdisjoint(self._copied):
+            recorder.opaque_call.note_model_write(memories & self._copied)
 
     def counts(self) -> dict[str, int]:
         """Return how many kernels have written the memory of each tensor of the replica, by path. O(tensors)."""

@@ -257,8 +257,9 @@ class TorchCalls:
         if recorder.opaque_call.is_inside:  # of a node of its own the graph knows
             draws_inside = draws_now(name, args, kwargs)
             recorder.opaque_call.draws = recorder.opaque_call.draws or draws_inside
-        if recorder.stand_ins.writes_model(function, args, kwargs):
-            recorder.opaque_call.writes_model = True
+        written = recorder.stand_ins.written_of_model(function, args, kwargs)
+        if written:
+            recorder.opaque_call.note_model_write(map(memory_of, written))
         self._save_foreign(name, args, kwargs)
         if recorder.is_real:
             args, kwargs = plain_numbers((args, kwargs))  # some kernels convert numbers, which would fix them
@@ -281,6 +282,8 @@ class TorchCalls:
         else:
             result = recorder.stand_ins.run(function, args, kwargs)
         self._foreign.note_made(result, (args, kwargs))
+        if recorder.opaque_call.is_inside:
+            self._note_made_inside(args, kwargs, result)
         if facts_of(name).reads_values:
             self.value_log.note(name, result)
         if name == "type" and isinstance(result, str):
@@ -304,10 +307,17 @@ class TorchCalls:
     def _note_result(self, given: list[torch.Tensor], result: Any) -> None:
         """Take note of what a kernel of a run for real has returned."""
         self._foreign.note_made(result, given)
+        if self._recorder.opaque_call.is_inside:
+            self._note_made_of(given, result)
+
+    def _note_made_inside(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Take note of what a call has computed from inputs that have values although the trace is not for real."""
+        if any(not each.is_meta for each in tensors_in(result)):
+            self._note_made_of(tensors_in((args, kwargs)), result)
+
+    def _note_made_of(self, given: list[torch.Tensor], result: Any) -> None:
         opaque_call = self._recorder.opaque_call
-        if opaque_call.is_inside and (
-            any(map(opaque_call.has_made, given)) or self._recorder.is_of_graph(tuple(given))
-        ):
+        if any(map(opaque_call.has_made, given)) or self._recorder.is_of_graph(tuple(given)):
             opaque_call.note_made(result)
 
     def _execute_in_order(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ class OpaqueCall:
     Attributes:
         draws: whether it draws random numbers.
         writes_model: whether it writes a tensor of the model.
+        written: the memory of the tensors of the model that were seen to be written.
         has_untracked_writes: whether it may write memory without a new version of the tensor.
         asks_for_values: whether Python code inside may decide by values of tensors, or by random numbers of Python.
         asks_for_sizes: whether Python code inside asks a tensor for something else than a tensor.
@@ -39,6 +40,7 @@ class OpaqueCall:
         self.draws = self.writes_model = self.has_untracked_writes = False
         self.asks_for_values = self.asks_for_sizes = False
         self.ran: set[nn.Module] = set()
+        self.written: set[int] = set()
 
     @property
     def is_inside(self) -> bool:
@@ -73,6 +75,11 @@ class OpaqueCall:
         """Say whether a kernel inside of a call that is one node, this one or an earlier one, has computed a tensor."""
         reference = self._made.get(id(tensor))
         return reference is not None and reference() is tensor
+
+    def note_model_write(self, memories: Iterable[int]) -> None:
+        """Note a write into tensors of the model, which have this memory."""
+        self.writes_model = True
+        self.written.update(memories)
 
     def note_untracked_write(self) -> None:
         """Note a write that may not raise a version counter. Outside of an opaque call it is ignored."""

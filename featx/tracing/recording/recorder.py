@@ -190,6 +190,7 @@ class Recorder(TracerBase):
     def note_dynamic_shape(self) -> None:
         """Take note that a kernel runs whose result has a shape that depends on values."""
         self.has_dynamic_shape = True
+        self.opaque_call.asks_for_values = self.opaque_call.asks_for_values or self.opaque_call.is_inside
 
     def note_dynamic_shape_of(self, node: Node) -> None:
         """Follow what is made of the result of `node`, its lengths too, if such a kernel has run for it."""

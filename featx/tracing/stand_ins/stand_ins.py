@@ -282,15 +282,16 @@ class StandIns:
                 self._outdated[memory_of(target)] = target
                 torch.autograd.graph.increment_version(target)
 
-    def writes_model(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Say whether a call writes into a tensor of the model."""
+    def written_of_model(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        """Return the tensors of the model, or what stands for them and their views, into which a call writes."""
         name = function.__name__
         if facts_of(name).writes_statistics:
-            return any(id(value) in self._owned for value in statistics_written(function, args, kwargs))
+            return [value for value in statistics_written(function, args, kwargs) if id(value) in self._owned]
         if facts_of(name).writes_first or "out" in kwargs:
-            targets = targets_of_write(args, kwargs)
-            return any(self._is_of_model(target) for target in targets)
-        return False
+            return [target for target in targets_of_write(args, kwargs) if self._is_of_model(target)]
+        return []
 
     def _is_of_model(self, target: Any) -> bool:
         """Say whether a value is a tensor of the model, or a view of one."""
