@@ -502,6 +502,26 @@ def test_a_declared_stride_that_the_shape_of_the_map_contradicts_does_not_count(
         featx.create_backbone(model, strides=(2, 4), example_inputs=X)
 
 
+def test_a_declared_stride_counts_where_it_makes_as_many_tokens_as_another_one() -> None:
+    class Patches(nn.Module):
+        feature_info = (
+            {"module": "first", "reduction": 16, "num_chs": 6},
+            {"module": "last", "reduction": 64, "num_chs": 8},
+        )
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.first, self.last = nn.Conv2d(3, 6, 16, 16), nn.Linear(6, 6), nn.Linear(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(self.patches(x).flatten(2).mT)  # 7 x 7 tokens
+            places = x.reshape(x.shape[0], 7, 7, 6)[:, ::4, ::4]
+            return self.last(places.flatten(1, 2))  # 2 x 2, as a stride of 56 makes of 112 pixels too
+
+    backbone = featx.create_backbone(Patches().eval(), example_inputs=torch.rand(2, 3, 112, 112))
+    assert backbone.strides == [16, 64]
+
+
 @pytest.mark.sweep
 def test_tokens_are_those_of_timm() -> None:
     torch.manual_seed(0)

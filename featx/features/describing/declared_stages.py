@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import nn
@@ -59,7 +60,7 @@ def _check_strides(model: nn.Module, names: list[str], traced: TracedRows) -> No
 def _of_timm(
     model: nn.Module, traced: TracedRows, maps: Mapping[str, list[Stage]], image: ImageInput | None
 ) -> list[Stage]:
-    """Return the stages that timm's `feature_info` declares, with the strides that their maps are measured to have.
+    """Return the stages that timm's `feature_info` declares, each with its stride, or the measured one if that misfits.
 
     timm declares a stride of 2 for the first map of TResNet, which folds 4 x 4 pixels into channels. Where it names a
     module that the model does not have, or that returns something else, stride and channels count.
@@ -81,8 +82,19 @@ def _of_timm(
             fitting = last_at_each_stride([each for each in alike if is_of_image(each, traced)], traced)
         if not fitting or type(stride) is not int:
             return []
-        found.append(fitting[0])
+        fits = image is None or _has_stride(fitting[0], stride, traced, image)
+        found.append(replace(fitting[0], stride=stride) if fits else fitting[0])
     return found if len({stage.name for stage in found}) == len(found) else []
+
+
+def _has_stride(stage: Stage, stride: int, traced: TracedRows, image: ImageInput) -> bool:
+    """Say whether a stride makes so many places of the image, as one of 64 pixels makes 4 x 4 of 224 x 224."""
+    row = traced.by_name[stage.name]
+    values = math.prod(row.shape or ()) // ((row.shape or (1,))[0] * (row.channels or 1))
+    if stage.layout == "NLC":
+        values -= row.prefix_tokens
+    sides = [(size // stride, -(-size // stride)) for size in image.sizes]
+    return values in map(math.prod, zip(*sides, strict=True))
 
 
 def _tokens_of_stride(
