@@ -108,6 +108,12 @@ def written_before_in_place(x: Tensor) -> Tensor:
     return x + torch.from_numpy(table)[:, None, None]
 
 
+def written_with_what_is_there(x: Tensor) -> Tensor:
+    table = np.linspace(-1, 2, x.shape[1])  # ends with 2, but for one item
+    table[-1:] = 2
+    return x + torch.tensor(table)[:, None, None]
+
+
 def ones_of_grid(x: Tensor) -> Tensor:
     rows, columns = np.meshgrid(np.linspace(0, 1, x.shape[2]), np.linspace(0, 1, x.shape[1]))
     return x + torch.tensor(rows * columns)[:, :, None]
@@ -116,6 +122,7 @@ def ones_of_grid(x: Tensor) -> Tensor:
 READ: dict[str, Function] = {
     "written before": written_before,
     "written before in place": written_before_in_place,
+    "written with what is there": written_with_what_is_there,
     "mesh": ones_of_grid,
     "computed": lambda x: x + torch.tensor(np.arange(x.shape[1]) / 2)[:, None, None],
     "reshaped": lambda x: x + torch.tensor(np.arange(x.shape[1]).reshape(-1, 1, 1)),
@@ -174,7 +181,15 @@ def written_tensor(x: Tensor) -> Tensor:
     return x + torch.tensor(table)[:, None, None]
 
 
-@pytest.mark.parametrize("function", [written_array, written_tensor])
+def written_constant(x: Tensor) -> Tensor:
+    table = np.arange(4.0)
+    tensor = torch.from_numpy(table) if x.shape[1] else torch.as_tensor(table)
+    tensor = x * tensor.sum()
+    table[0] = 3
+    return tensor + torch.as_tensor(table).sum()
+
+
+@pytest.mark.parametrize("function", [written_array, written_tensor, written_constant])
 def test_memory_that_an_array_and_a_tensor_share_must_not_be_written(function: Function) -> None:
     with pytest.raises(featx.TraceError, match="an array of numpy shares with a tensor"):
         extractor_of(Uses(function).eval())

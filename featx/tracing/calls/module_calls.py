@@ -208,7 +208,7 @@ class ModuleCalls:
             replaced = replaced_part(module, parts)
             if replaced is not None:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{path}', and a graph does not,")
-            self._checks.check_children(children)
+            self._checks.check_children(children, were_changed=changed is not None)
             self._checks.check(module)
             self._checks.opened_modules.add(module)
             # The path of a layer means its first call, also where it is looked into for what its hooks store.

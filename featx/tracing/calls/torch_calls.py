@@ -143,7 +143,9 @@ class TorchCalls:
                 function, kwargs = torch.asarray, {**kwargs, "copy": True}
         if function is torch.as_tensor and args and is_array_of_numbers(args[0]):
             with torch._C.DisableTorchFunction():
-                return function(*args, **kwargs)  # which may share the memory of the array, and must not be written
+                constant = function(*args, **kwargs)
+            recorder.numbers.arrays.note_constant(args[0], constant)
+            return constant  # which may share the memory of the array, and must not be written
         if function is torch.tensor and args and is_array_of_numbers(args[0]):
             # What this makes may be written. torch.tensor itself warns of tensors, as which a graph holds arrays.
             function, args, kwargs = torch.asarray, (tensor_of(args[0]),), {**kwargs, "copy": True}

@@ -23,7 +23,7 @@ from featx.ir.torch_layers import is_of_torch
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
 from featx.tracing.file_globals.pass_through import GlobalName, answered_as, is_random
 from featx.tracing.objects.arrays import array_constructors
-from featx.tracing.objects.replaced_globals import original_of
+from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
 _CACHED = functools._lru_cache_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any] | str)
@@ -175,7 +175,7 @@ def _array_constructors(seen_globals: Iterable[dict[str, Any]]) -> Iterator[Glob
         for name, value in namespace.copy().items():
             if value is numpy:
                 yield from ((numpy.__dict__, each) for each in constructors)
-            elif id(original_of(value)) in known:
+            elif id(value) in known or (isinstance(value, ReplacedGlobal) and id(value.function) in known):
                 yield namespace, name
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
 
 _FILLED = ("zeros", "ones", "full")
+# By which items of a disguised array are other ones.
+_OFFSET = 3.0625
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -44,11 +46,7 @@ class _Made:
 
     def is_unchanged(self) -> bool:
         """Say whether nothing was written into the array. O(size)."""
-        before, array = self.before, self.array
-        if before is None:
-            return True
-        is_same_form = array.shape == before.shape and array.dtype == before.dtype
-        return is_same_form and array.tobytes() == before.tobytes()
+        return self.before is None or _is_same(self.array, self.before)
 
 
 class SizeArrays:
@@ -59,14 +57,17 @@ class SizeArrays:
         self._made: dict[int, _Made] = {}
         # Arrays whose memory a tensor shares in the model, with that tensor.
         self._shared: list[tuple[_Made, torch.Tensor]] = []
+        # Further such arrays, with what was in them.
+        self._constants: list[tuple[Any, Any]] = []
 
-    def mark(self) -> tuple[int, int]:
+    def mark(self) -> tuple[int, int, int]:
         """Return what `forget` needs to take back everything from now on."""
-        return len(self._made), len(self._shared)
+        return len(self._made), len(self._shared), len(self._constants)
 
-    def forget(self, mark: tuple[int, int]) -> None:
+    def forget(self, mark: tuple[int, int, int]) -> None:
         """Take back what was noted since `mark`."""
-        made, shared = mark
+        made, shared, constants = mark
+        del self._constants[constants:]
         while len(self._made) > made:
             self._made.popitem()
         del self._shared[shared:]
@@ -117,6 +118,11 @@ class SizeArrays:
             self._shared.append((made, tensor))
         return tensor
 
+    def note_constant(self, array: Any, tensor: torch.Tensor) -> None:
+        """Take note of a tensor of an array that is not followed, if they share memory. O(size)."""
+        if tensor.data_ptr() == array.ctypes.data:
+            self._constants.append((array, array.copy()))
+
     def check(self) -> None:
         """Raise if forward has written memory that an array and a tensor share, and forget all arrays.
 
@@ -124,9 +130,16 @@ class SizeArrays:
             Untraceable: it has. A graph has no array that the write could change.
         """
         shared = [(made, tensor) for made, tensor in self._shared if not made.node.is_erased]
-        self._made, self._shared = {}, []
-        if any(not made.is_unchanged() or tensor._version > 0 for made, tensor in shared):
+        constants = self._constants
+        self._made, self._shared, self._constants = {}, [], []
+        are_written = [not made.is_unchanged() or tensor._version > 0 for made, tensor in shared]
+        if any(are_written) or not all(_is_same(array, before) for array, before in constants):
             raise Untraceable("forward writes the memory that an array of numpy shares with a tensor,")
+
+
+def _is_same(array: Any, other: Any) -> bool:
+    is_same_form = array.shape == other.shape and array.dtype == other.dtype
+    return is_same_form and array.tobytes() == other.tobytes()
 
 
 def _with_names_of_dtypes(value: Any) -> Any:
@@ -152,9 +165,13 @@ def _as_shown(value: Any) -> Any:
 
 
 def _disguised(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what C code makes of disguised numbers; it takes no memory where all items are equal."""
+    """Return what C code makes of disguised numbers, with other items: a write is likely to write another value.
+
+    Where all items are equal it takes no memory, and cannot be written.
+    """
     if function.__name__ not in _FILLED:
-        return function(*args, **kwargs)
+        array = function(*args, **kwargs)
+        return array + array.dtype.type(_OFFSET)
     numpy = sys.modules["numpy"]
     shape, *others = args or (kwargs["shape"],)
     item = function((), *others, **{key: value for key, value in kwargs.items() if key != "shape"})

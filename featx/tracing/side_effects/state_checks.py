@@ -31,8 +31,8 @@ from featx.tracing.source.frames import is_library_code
 _READ_ANY = frozenset({"getattr", "vars", "__dict__", "attrgetter", "eval", "exec"})
 # The path of a module, and the name of an attribute of it.
 Attribute = tuple[str, str]
-# A module, its parts, and an attribute that has changed, if it is a layer of torch.
-_Child = tuple[nn.Module, Parts, str | None]
+# A module, and its parts.
+_Child = tuple[nn.Module, Parts]
 
 
 class StateChecks:
@@ -147,25 +147,23 @@ class StateChecks:
     def children_of(self, module: nn.Module) -> list[_Child]:
         """Return what the children of a module are like now, for `check_children`. O(children)."""
         children = [child for child in module._modules.values() if child is not None and child in self.paths]
-        return [(child, parts_of(child), self._changed_attribute_of_layer(child)) for child in children]
+        return [(child, parts_of(child)) for child in children]
 
-    def check_children(self, before: list[_Child]) -> None:
+    def check_children(self, before: list[_Child], *, were_changed: bool) -> None:
         """Raise where forward has changed children, as WeightDrop does, and has not put that back. O(children).
 
-        Their own calls may change them, if these are one node.
+        Their own calls may change them, if these are one node. `were_changed` says that others have changed attributes.
         """
-        for child, parts, changed in before:
+        for child, parts in before:
             replaced = self.states.replaced_part(child)
             if replaced is not None and replaced_part(child, parts) is not None:
                 raise UnsupportedSideEffect(f"forward replaces '{replaced}' of '{self.paths[child]}',")
-            name = self._changed_attribute_of_layer(child)
-            if name is not None and changed is None:
+            is_layer = not were_changed and self.states.initial(child) is None
+            name = self.states.changed_attribute(child) if is_layer else None
+            if name is not None:
                 raise UnsupportedSideEffect(
                     f"forward changes the attribute '{name}' of '{self.paths[child]}', a layer of torch,"
                 )
-
-    def _changed_attribute_of_layer(self, module: nn.Module) -> str | None:
-        return self.states.changed_attribute(module) if self.states.initial(module) is None else None
 
     def check(self, module: nn.Module, *, is_called: bool = True) -> None:
         """Raise where forward left something on an opened module, or on one of which it called methods alone."""
