@@ -143,8 +143,9 @@ def is_logging(function: Any) -> bool:
 
 def is_of_models_library(module: nn.Module) -> bool:
     """Say whether a module runs code of torch, torchvision, timm or transformers alone; not of what is inside it."""
-    kind = type(module)
-    libraries = {each.__module__.partition(".")[0] for each in (kind, module.forward)}
+    # A forward that is set on an instance may be any object.
+    places = (type(module).__module__, getattr(module.forward, "__module__", None) or "")
+    libraries = {place.partition(".")[0] for place in places}
     return libraries <= _MODELS_LIBRARIES and not isinstance(module, torch.jit.ScriptModule)
 
 

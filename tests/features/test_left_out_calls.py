@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,13 @@ def test_a_module_that_may_return_none_is_not(kind: type[Tower]) -> None:
 def test_a_module_that_draws_from_python_is_not() -> None:
     extractor = featx.create_feature_extractor(TwoTowers(OfChance()), ["text"], example_inputs=(IMAGES, TEXTS))
     assert "image.conv.weight" in extractor.state_dict()
+
+
+def test_a_module_of_which_the_user_has_set_forward_is_not() -> None:
+    tower = nn.Sequential(nn.Conv2d(3, 4, 3))
+    tower.forward = functools.partial(tower.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    extractor = featx.create_feature_extractor(TwoTowers(tower).eval(), ["text"], example_inputs=(IMAGES, TEXTS))
+    assert "image.0.weight" in extractor.state_dict()
 
 
 def test_a_module_with_a_hook_is_not() -> None:
