@@ -76,6 +76,12 @@ def test_the_vision_tower_is_left_out_of_the_text_features_of_clip() -> None:
         assert [key for key in extractor.state_dict() if not key.startswith("text_")] == []
 
 
+class AsksForSizes(Tower):
+    def forward(self, x: Tensor) -> Any:
+        batch, _, height, width = x.shape
+        return self.conv(x).reshape(batch, 4, height * width).mean(2)
+
+
 class OfValues(Tower):
     def forward(self, x: Tensor) -> Any:
         return None if x.mean() > 10 else self.conv(x)
@@ -109,18 +115,39 @@ OTHERS: dict[type[Tower], Tensor] = {
 }
 
 
+@pytest.fixture(params=["timm.models.some", __name__], ids=["library", "user"])
+def place(request: pytest.FixtureRequest) -> str:
+    """The Python module in which the class of a tower is said to be defined."""
+    return request.param
+
+
+def defined_at(place: str, kind: type[Tower], monkeypatch: pytest.MonkeyPatch) -> Tower:
+    monkeypatch.setattr(kind, "__module__", place)
+    monkeypatch.setattr(kind.forward, "__module__", place)
+    return kind()
+
+
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_module_that_may_return_none_is_not(kind: type[Tower]) -> None:
-    model = TwoTowers(kind()).eval()
+def test_a_module_that_may_return_none_is_not(kind: type[Tower], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoTowers(defined_at(place, kind, monkeypatch)).eval()
     extractor = featx.create_feature_extractor(model, ["text"], example_inputs=(IMAGES, TEXTS))
     assert torch.equal(extractor(IMAGES, TEXTS)["text"], model.text(TEXTS))
     with pytest.raises(featx.SpecializationError):
         extractor(OTHERS[kind], TEXTS)
 
 
-def test_a_module_that_draws_from_python_is_not() -> None:
-    extractor = featx.create_feature_extractor(TwoTowers(OfChance()), ["text"], example_inputs=(IMAGES, TEXTS))
+def test_a_module_that_draws_from_python_is_not(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoTowers(defined_at(place, OfChance, monkeypatch))
+    extractor = featx.create_feature_extractor(model, ["text"], example_inputs=(IMAGES, TEXTS))
     assert "image.conv.weight" in extractor.state_dict()
+
+
+def test_a_module_of_a_library_that_returns_a_tensor_at_all_sizes_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoTowers(defined_at("timm.models.some", AsksForSizes, monkeypatch)).eval()
+    extractor = featx.create_feature_extractor(model, ["text"], example_inputs=(IMAGES, TEXTS))
+    assert list(extractor.state_dict()) == ["text.weight", "text.bias"]
+    other = torch.rand(3, 3, 9, 7), torch.rand(3, 5)
+    assert torch.equal(extractor(*other)["text"], model(*other)[1])
 
 
 def test_a_module_of_which_the_user_has_set_forward_is_not() -> None:
