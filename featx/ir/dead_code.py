@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 
 def eliminate_dead_code(graph: Graph, is_impure_node: Callable[[Node], bool] | None = None) -> bool:
     """Erase, from the end backwards, what nothing reads and what has no lasting effect; as `Graph` says."""
+    if is_impure_node is not None:
+        return _erase(graph, is_impure_node, lambda node: None)
     effects = _LastingEffects(graph)
-    must_stay = is_impure_node or effects.has
+    return _erase(graph, effects.has, effects.note_kept)
+
+
+def _erase(graph: Graph, must_stay: Callable[[Node], bool], on_kept: Callable[[Node], None]) -> bool:
     changed = False
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output") and not must_stay(node):
             graph.erase_node(node)
             changed = True
         else:
-            effects.note_kept(node)
+            on_kept(node)
     return changed
 
 
@@ -45,7 +50,7 @@ class _LastingEffects:
     def note_kept(self, node: Node) -> None:
         """Take note that a node stays, so that what is written before it is read."""
         if self._memory is not None:
-            self._read_later.update(map(self._memory.of, node.all_input_nodes))
+            self._read_later |= self._memory.read_by(node)
 
     def has(self, node: Node) -> bool:
         effects = self._effects.of(node)

@@ -202,8 +202,8 @@ class MeasuredCalls:
     def _origin_of_form(self, target: str, module: nn.Module | None) -> str | None:
         """Say from what the form of the result of the last call follows, as for `GuardNodes.add_for_result`.
 
-        A call of which that is known may be left out. So it is known of code that keeps nothing in Python which others
-        read, as is true of libraries of models: what other code does there, no trace sees.
+        A call of which that is known may be left out. Only modules of libraries of models count as known: code of the
+        user may keep something in Python that others read, which no trace sees.
         """
         call = self._recorder.opaque_call
         if module is None or call.asks_for_values or call.has_untracked_writes or self.has_hooks(target):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from featx.ir.ancestors import with_ancestors
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
@@ -160,15 +161,9 @@ def _may_leave_out_calls(trace: ExampleTrace) -> bool:
     """Say whether no requested value is computed from some call of which the form of the result follows from sizes."""
     results = [node.args[0] for node in trace.graph.nodes if node.meta.get("form_follows_from") == "sizes"]
     requested = trace.requested() if results else ()
-    needed = set[Node]()
-    pending = list(requested)
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
+    needed = with_ancestors(requested)
     return bool(requested) and any(
-        isinstance(each, Node) and each < max(requested) for each in results if each not in needed
+        isinstance(each, Node) and each not in needed and each < max(requested) for each in results
     )
 
 
