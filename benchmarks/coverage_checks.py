@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import coverage_transformers
 import models
@@ -21,7 +22,7 @@ import torch
 from coverage_sizes import Inputs, of_one_sample, of_other_sizes
 from models import seeded
 from parity_records import EQUAL, TRACED, Outcome, Record, message_of
-from parity_values import calls_of_modules, difference, is_out_of_memory
+from parity_values import calls_of_modules, difference, is_out_of_memory, takes
 from parity_workers import Check, Job
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -41,6 +42,12 @@ NOT_COMPARABLE = "not comparable"
 NO_SUCH_SIZE = "no such size"
 _NOISE = 0.01
 _DETECTED_SIDE = 160
+# From so many parameters or pixels a side on, a model of timm runs on small images; from so many more in bfloat16, and
+# what it computes is compared with the model itself, not with a copy.
+_LARGE, _SIDE_OF_LARGE = 60_000_000, 256
+_HUGE = 600_000_000
+_LARGEST = 2_500_000_000
+_SMALL_SIDES = (112, 128, 160, 192, 256)
 
 
 def family_of(library: str, name: str) -> str:
@@ -78,7 +85,7 @@ def check_exact(record: Record) -> None:
     if prepared is None:
         return
     model, example, names = prepared
-    untouched = _Untouched(copy.deepcopy(model))
+    untouched = _Untouched(model if record.parameters > _LARGEST else copy.deepcopy(model))
     inputs: Inputs = (example.args, example.kwargs)
     try:
         try:
@@ -148,11 +155,43 @@ def _prepared(record: Record) -> tuple[nn.Module, Example, tuple[list[str], list
 def _build(record: Record) -> tuple[nn.Module, Example | None]:
     if record.library == "transformers":
         return coverage_transformers.build_running(record.model)
+    if record.library == "timm":
+        return _build_of_timm(record.model)
     model = models.build(record.library, record.model).eval()
     transform = getattr(model, "transform", None)
     if hasattr(transform, "min_size"):  # detection makes images larger, and all features at once would take 16 GiB
         transform.min_size = (_DETECTED_SIDE,)
     return model, find_example(model)
+
+
+def _build_of_timm(name: str) -> tuple[nn.Module, Example | None]:
+    """Return a model and its example: a large model for small images if it takes them, a huge one in bfloat16."""
+    bare = models.build_without_weights("timm", name).eval()
+    parameters = _count(bare)
+    *smaller, declared = models.input_shapes("timm", name, bare)
+    made_for: int | None = None
+    shape: tuple[int, ...] | None = None
+    if parameters > _LARGE or declared[-1] > _SIDE_OF_LARGE:
+        sides = (side for side in _SMALL_SIDES if side < declared[-1])
+        made_for = next((side for side in sides if models.can_be_made_for("timm", name, side)), None)
+        ways = [(3, made_for, made_for)] if made_for else [each for each in smaller if takes(bare, each)]
+        shape = next(iter(ways), None)
+    del bare
+    is_huge = parameters > _HUGE
+    with models.floats_of(torch.bfloat16 if is_huge else torch.float32):
+        with _quick_initialization() if is_huge else nullcontext():
+            model = models.build("timm", name, side=made_for).eval()
+        example = find_example(model)
+        if shape is not None and example is not None:
+            example = replace(example, args=(models.make_input(shape, 2),), kwargs={})
+    return model, example
+
+
+@contextmanager
+def _quick_initialization() -> Generator[None, None, None]:
+    """Let truncated normal distributions be uniform ones: their inverse takes a minute for a billion weights."""
+    with patch.object(torch.Tensor, "erfinv_", lambda tensor: tensor):
+        yield
 
 
 def _count(model: nn.Module) -> int:

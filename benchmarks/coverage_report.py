@@ -29,9 +29,12 @@ with what the model returns, and every name of a module, from an extractor of al
 hook sees on a copy of the model. That is done for inputs as traced (two samples), for one sample, and for a smaller
 height and width or a shorter text. *Equal* means that all of it is; *refused* that the graph raises
 `SpecializationError` instead; *other* that the model takes no such input or does not give the same twice. *Failed* are
-different values and other errors, and a refusal of the inputs that were traced. torchvision's detection scales to
-160 pixels here, not to 800. Models of transformers have two layers and small widths; *do not run* are those for which
-that guess, or the guess of inputs, does not fit.
+different values and other errors, and a refusal of the inputs that were traced. torchvision's detection scales to 160
+pixels here, not to 800. Models of timm with more than 60 million parameters, or for images of more than 256 pixels, are
+made for images of 112 to 256 pixels, or run on 160, where they can; those of more than 600 million are bfloat16, and
+those of more than 2,500 million are compared with the model itself, for want of memory for a copy. Models of
+transformers have two layers and small widths; *do not run* are those for which that guess, or the guess of inputs, does
+not fit.
 """
 
 _COUNTS = ("models", "do not run", "not checked", "names", "no names", "compared")
