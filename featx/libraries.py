@@ -32,6 +32,8 @@ _MASKS = "transformers.masking_utils"
 _MASK_MAKERS = ("_vmap_expansion_sdpa", "TransformGetItemToIndex")
 # Python modules whose cached functions log.
 _LOGGING = frozenset({"transformers.utils.logging", "diffusers.utils.logging"})
+# Functions that draw random numbers in training, and else return their input: where they take `training`.
+_DRAWING_IN_TRAINING = {"torchvision.ops.stochastic_depth.stochastic_depth": 3}
 _READ_ONLY = frozenset({"torchvision.ops.misc.SqueezeExcitation", "torchvision.ops.misc.FrozenBatchNorm2d"})
 
 
@@ -97,6 +99,14 @@ def is_read_only(kind: type[nn.Module]) -> bool:
 def draws_in_training_only(kind: type[nn.Module]) -> bool:
     """Say whether modules of a class from outside of torch draw no random numbers in eval mode."""
     return kind.__module__.startswith("torchvision.ops.")
+
+
+def training_argument_of(name: str) -> int | None:
+    """Return where a function from outside of torch takes `training`, without which it returns its input; else None.
+
+    With it, which is the default, the function draws random numbers. It writes nothing. `name` has its Python module.
+    """
+    return _DRAWING_IN_TRAINING.get(name)
 
 
 def only_delegates_call(kind: type[nn.Module]) -> bool:

@@ -38,6 +38,7 @@ from featx.ir.operator_facts import (
 from featx.ir.paths import held_at, module_at
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
+from featx.libraries import training_argument_of
 from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
 from featx.tree import clone_tensors, held, items_at, with_defaults
 
@@ -236,6 +237,11 @@ class Effects:
             writes = _first_node(node) if is_init or short.endswith("_") else ()
             is_random = is_init or _is_random(node, short)
             return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node), is_random=is_random)
+        position = training_argument_of(name)
+        if position is not None:
+            is_given = "training" in node.kwargs or position < len(node.args)
+            is_random = not is_given or is_set(node.args, node.kwargs, "training", position)
+            return CallEffects(shares=_nodes(node), is_random=is_random)
         return _unknown(node)
 
     def _of_operator(self, node: Node, name: str) -> CallEffects:

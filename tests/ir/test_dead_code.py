@@ -360,3 +360,15 @@ def test_a_network_that_is_cut_keeps_what_is_before_the_cut_alone() -> None:
         assert len(gm.graph.nodes) == 2 + 2 * 3
         assert {name.split(".")[0] for name, _ in gm.named_parameters()} == {"0", "1"}
         assert torch.equal(gm(x), expected)
+
+
+@pytest.mark.parametrize("args", [(0.5, "row", False), (0.5, "row", True), (0.5, "row")])
+def test_stochastic_depth_stays_in_training_alone(args: tuple[Any, ...]) -> None:
+    stochastic_depth = pytest.importorskip("torchvision.ops").stochastic_depth
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(stochastic_depth, (x, *args))
+    graph.output(x)
+    is_training = args[-1] is not False
+    assert graph.eliminate_dead_code() is not is_training
+    assert len(graph.nodes) == 2 + is_training
