@@ -149,6 +149,10 @@ class ReadInNextCall(Signal):
         self.attributes = attributes
 
 
+class ReadsStored(Signal):
+    """Code reads attributes that forward changes and that its source did not show to be read."""
+
+
 class DependsOnAutocast(Signal):
     """Forward sets or reads the autocast state in a way that only the profiling hook can observe."""
 

@@ -27,7 +27,13 @@ from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tracing.signals import DependsOnAutocast, InternalTraceError, ReadInNextCall, SubmoduleNotRepeatable
+from featx.tracing.signals import (
+    DependsOnAutocast,
+    InternalTraceError,
+    ReadInNextCall,
+    ReadsStored,
+    SubmoduleNotRepeatable,
+)
 
 
 def trace_checked(
@@ -109,7 +115,7 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
             is_known = other_mode.does_the_same(trace)
             try:
                 can_go_on = not is_known and check_repeats(request, trace)
-            except (SubmoduleNotRepeatable, ReadInNextCall, DependsOnAutocast) as signal:
+            except (SubmoduleNotRepeatable, ReadInNextCall, ReadsStored, DependsOnAutocast) as signal:
                 _set_up_for(signal, tracer, other_mode)
                 trace.drop_replica()
                 trace = None
@@ -124,12 +130,16 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
 
 
 def _set_up_for(
-    signal: SubmoduleNotRepeatable | ReadInNextCall | DependsOnAutocast, tracer: ExampleTracer, other_mode: OtherMode
+    signal: SubmoduleNotRepeatable | ReadInNextCall | ReadsStored | DependsOnAutocast,
+    tracer: ExampleTracer,
+    other_mode: OtherMode,
 ) -> None:
     """Let further traces run as the comparison with a second call has asked for."""
     if isinstance(signal, SubmoduleNotRepeatable):
         tracer.opaque_reasons[signal.path] = signal.reason
     elif isinstance(signal, ReadInNextCall):
         tracer.read_first |= signal.attributes
+    elif isinstance(signal, ReadsStored):
+        tracer.stored_are_read = True
     else:
         tracer.observes_autocast = other_mode.depends_on_autocast = True

@@ -26,6 +26,7 @@ from featx.tracing.freedom.filled_caches import (
     keeps_drawn_numbers,
     used_of_first,
 )
+from featx.tracing.model_state.unread import unread
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
     GAVE_UP,
@@ -33,6 +34,7 @@ from featx.tracing.signals import (
     DependsOnAutocast,
     NeedsSharedInputs,
     ReadInNextCall,
+    ReadsStored,
     SubmoduleNotRepeatable,
     ThreadInterference,
 )
@@ -57,6 +59,7 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
 
     Raises:
         DependsOnAutocast: forward does, and that was not observed in `trace`.
+        ReadsStored: code reads a count that its source did not show it to read.
         ReadInNextCall: the second call reads attributes that were taken away.
         SubmoduleNotRepeatable: an opened submodule keeps something from call to call that its next call reads.
         TraceError: the model itself does.
@@ -121,11 +124,46 @@ def _repeats(request: TraceRequest, trace: ExampleTrace) -> bool | None:
         trace.forget_record()
         return None
     with request.tracer.log.run(trace.name, "a second call, against the record of the first", is_real=False):
-        may_change = trace.model_context.caches.objects() or trace.checks.cache_message
-        states = trace.python_states() if may_change else None
+        states = trace.python_states() if trace.has_changed_state() else None
         repeats = trace.repeats(request.args, request.kwargs)
+    repeats = repeats and (states is None or trace.python_states() == states)
+    if repeats:
+        _check_only_stored(request, trace)
     trace.forget_record()
-    return repeats and (states is None or trace.python_states() == states)
+    return repeats
+
+
+def _check_only_stored(request: TraceRequest, last: ExampleTrace) -> None:
+    """Let a further call show that nothing reads the counts and lists that forward is taken to add to only.
+
+    Args:
+        request: the example, and the tracer.
+        last: the last call on the replica, which is used up if a count is read.
+
+    Raises:
+        ReadsStored: a count is read.
+    """
+    stored = last.checks.only_stored()
+    if not stored:
+        return
+    reason = "a further call, in which counts cannot be read"
+    with unread(stored):
+        if last.can_repeat():
+            with request.tracer.log.run(last.name, reason, is_real=False):
+                is_same = last.repeats(request.args, request.kwargs)
+        else:
+            is_same = _is_same_call(request, last, reason)
+    if not is_same:
+        raise ReadsStored
+
+
+def _is_same_call(request: TraceRequest, last: ExampleTrace, reason: str) -> bool:
+    """Say whether the next call on the replica of `last` records the same graph."""
+    conditions = Conditions(reason, last.is_real, last.gradients, before=last)
+    try:
+        return is_same_graph(request.run(last, conditions).graph, last.graph)
+    except GAVE_UP:
+        return False
 
 
 def _repeats_without_values(request: TraceRequest, trace: ExampleTrace) -> bool:
@@ -148,6 +186,8 @@ def _repeats_without_values(request: TraceRequest, trace: ExampleTrace) -> bool:
         again = replace(conditions, reason="a second call without values, to be compared", before=first)
         second = request.run(trace, again)
         is_same = is_same_graph(second.graph, trace.graph) and second.python_states() == states
+        if is_same:
+            _check_only_stored(request, second)
         second.drop_replica()
         return is_same
     except (ThreadInterference, *GAVE_UP):
@@ -186,6 +226,7 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
             raise DependsOnAutocast
         if is_same_graph(second.graph, trace.graph):
             _check_fixed_point(request.tracer, second, states)
+            _check_only_stored(request, second)
             _check_identity(request, checked, second)
             return
         if trace.checks.kept_input_message is not None:
@@ -213,6 +254,7 @@ def _check_traces(request: TraceRequest, trace: ExampleTrace, *, checked: Exampl
                 f"inputs. {_WAY_OUT}"
             )
         _check_fixed_point(request.tracer, second, states)
+        _check_only_stored(request, second)
         checked.has_filled_caches = True
         checked.cached = frozenset(node.name for node in used_of_first(trace.graph, second.graph, trace.origins()))
     finally:

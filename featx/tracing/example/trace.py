@@ -426,6 +426,10 @@ class ExampleTrace:
         is_changed = self.checks.states.are_changed_by_calls or self.replica.has_hidden_state
         return self.recorder.call_record is not None and not is_changed
 
+    def has_changed_state(self) -> bool:
+        """Say whether the call has changed Python objects, so that a second call may find others there."""
+        return bool(self.checks.has_changed or self.model_context.caches.objects())
+
     def python_states(self) -> dict[str, Any]:
         """Describe the Python objects that opened code may change, by the path of the module; see `StateChecks`."""
         return self.checks.python_states(self.model_context.caches.objects())

@@ -120,6 +120,8 @@ class ExampleTracer:
         self.absent: frozenset[tuple[str, str]] = frozenset()
         # Attributes that must not be taken away: a second call reads them before it assigns them.
         self.read_first: set[tuple[str, str]] = set()
+        # Whether code reads counts that its source did not show it to read.
+        self.stored_are_read = False
         # Whether the model is traced as if it had not run before, as far as that is the same.
         self.forgets_caches = True
         self.has_forgotten_caches = False
@@ -134,6 +136,7 @@ class ExampleTracer:
             self.opaque_reasons
             or self.opens_hooked
             or self.read_first
+            or self.stored_are_read
             or self.uses_profile_hook
             or self.observes_autocast
         )
@@ -306,6 +309,7 @@ class ExampleTracer:
             trace = ExampleTrace(self, self._opening(before), context, replica, conditions)
             trace.inputs.share_stand_ins = setup.share_stand_ins
             trace.checks.absent, trace.checks.read_first = setup.absent, setup.read_first
+            trace.checks.stored_are_read = self.stored_are_read
             try:
                 with self.log.run(context.name, conditions.reason, is_real=conditions.is_real):
                     try:

@@ -85,8 +85,14 @@ class Caches:
         return frozenset(containers.union(id(state.value) for state in self._states if state.value is not None))
 
     def objects(self) -> list[Any]:
-        """Return the iterators, which runs may have advanced, and the states in which runs have left other objects."""
-        return [*self._iterators, *(state.left for state in self._states if state.has_changed)]
+        """Return the iterators, which runs may have advanced, and what runs have left in place of other objects.
+
+        Tensors at new places are left out: a list that collects features grows with each call.
+        """
+        states = (state.left for state in self._states if state.has_changed)
+        left = ((holder, item) for holder, items in self._left for item in items.items())
+        objects = ((key, value) for holder, (key, value) in left if holder.had(key) or not tensors_in(value))
+        return [*self._iterators, *states, *objects]
 
     def watch(self, value: Any) -> None:
         """Look after the containers in the result of a cached function too, which is the same at each call."""
@@ -141,8 +147,9 @@ class Caches:
             self._left_tensors.update(id(leaf) for leaf in tensors_in(left))
 
     def put_left(self) -> None:
-        """Put back what calls have left, for the next call on their replica; `restore` removes it again."""
-        for holder, left in self._left:
+        """Put back what calls have left, for the next call on their replica; `restore` takes what that has left."""
+        put_back, self._left = self._left, []
+        for holder, left in put_back:
             holder.put(left)
         for state in (*self._states_left, *self._states):
             state.put_left()

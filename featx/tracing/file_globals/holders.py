@@ -16,7 +16,7 @@ import torch
 
 from featx.rebuilding import NO_VALUE, contents_of_cell
 from featx.tracing.objects.containers import LARGE, containers_in, differences, items_by_key, methods_of
-from featx.tracing.objects.plain_objects import is_plain_value
+from featx.tracing.objects.plain_objects import VALUES, is_plain_object, is_plain_value
 from featx.tracing.objects.replaced_globals import original_of
 
 # The types of plain values, with which code counts or switches between what it does.
@@ -70,6 +70,10 @@ class Holder:
     def items_of(self, kinds: Collection[type]) -> list[tuple[Any, Any]]:
         """Return what it held of some classes, with keys or places."""
         return [(key, item) for key, item in self._before.items() if type(item) in kinds]
+
+    def had(self, key: Any) -> bool:
+        """Say whether it held something at that key or place."""
+        return key in self._before
 
     def is_untouched(self) -> bool:
         """Say whether it holds what it held."""
@@ -143,7 +147,8 @@ class Holder:
 
         Returns:
             What has taken the place of a tensor, of None or of a tuple of plain values, what holds something of a
-            trace, and None and such tuples; `NO_VALUE` where something is gone. Numbers and texts are left out.
+            trace, None and such tuples, and objects in the place of others of their class; `NO_VALUE` where something
+            is gone. Numbers and texts are left out.
         """
         if self.is_untouched():
             return {}
@@ -157,7 +162,8 @@ class Holder:
         left |= {
             key: item
             for key, before, item in differences(self._before, now)
-            if _is_other_constant(item, before) and not (keeps_added and before is NO_VALUE)
+            if (_is_other_constant(item, before) and not (keeps_added and before is NO_VALUE))
+            or _is_other_object(item, before)
         }
         keys = {*left, *self._changed_since(self._before)}
         if isinstance(self.value, _IN_ORDER):
@@ -308,6 +314,13 @@ def _is_other_constant(now: object, before: object) -> bool:
     if type(now) in _NUMBERS_AND_TEXTS or type(before) in _NUMBERS_AND_TEXTS:
         return False
     return is_plain_value(now) or (is_plain_value(before) and (before is not None or now is NO_VALUE))
+
+
+def _is_other_object(now: object, before: object) -> bool:
+    """Say whether a list, a dict or a plain object has come to the place of another one of its class, or is gone."""
+    if type(before) in _NUMBERS_AND_TEXTS or (now is not NO_VALUE and type(now) is not type(before)):
+        return False
+    return isinstance(before, (list, tuple, dict, set, frozenset, *VALUES)) or is_plain_object(before)
 
 
 def _is_other_plain_value(now: object, before: object) -> bool:

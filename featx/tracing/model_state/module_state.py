@@ -154,14 +154,16 @@ class ModuleState(LayerState):
         return [name for name, before, now in self.assigned() if before is NO_VALUE and type(now) in _KEPT]
 
     def grown_containers(self) -> list[tuple[str, list[Any]]]:
-        """Return name and added values of the lists, dicts and sets that have another number of items than before."""
+        """Return name and added values of the lists, dicts and sets that have another number of items than before.
+
+        Of a dict from which items were removed the dict itself, as of a list or set.
+        """
         found: list[tuple[str, list[Any]]] = []
         for name, container, items in self._items:
             if len(container) != len(items):
-                is_dict = isinstance(items, dict)
-                found.append(
-                    (name, [container[key] for key in container if key not in items] if is_dict else [container])
-                )
+                only_grew = isinstance(items, dict) and all(key in container for key in items)
+                added = [container[key] for key in container if key not in items] if only_grew else [container]
+                found.append((name, added))
         return found
 
     def put_back_aliases(self) -> None:

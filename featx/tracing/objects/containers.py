@@ -108,8 +108,8 @@ def has_items(container: Any, items: Any) -> bool:
     if isinstance(container, _IN_ORDER):
         return all(map(is_, cast(list[Any], container), items))
     if isinstance(items, dict):
-        get = methods_of(container).get
-        return all(get(container, key, NO_VALUE) is value for key, value in cast(dict[Any, Any], items).items())
+        methods, values = methods_of(container), cast(dict[Any, Any], items).values()
+        return all(map(is_, methods.values(container), values)) and list(methods.keys(container)) == list(items)
     return container == items
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
 import functools
+import numbers
 import sys
 import types
 from typing import Any, cast
@@ -19,6 +21,8 @@ LIBRARIES = sys.stdlib_module_names | {"torch", "featx", "numpy"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a `class` statement
 # The types of numbers, texts, truth values and None.
 PLAIN_TYPES = frozenset({bool, int, float, complex, str, type(None)})
+# Other classes of values that nothing can change, so that code which counts with them puts another one in their place.
+VALUES = (numbers.Number, datetime.date, datetime.time, datetime.timedelta, enum.Enum, slice, range, bytes)
 
 
 def is_plain_value(value: object) -> bool:

@@ -21,10 +21,11 @@ from torch import nn
 
 from featx.rebuilding import attributes_of, contents_of_cell
 from featx.tracing.objects.arrays import description_of, is_array
-from featx.tracing.objects.containers import DEPTH_IN_MODULES
-from featx.tracing.objects.plain_objects import PLAIN_TYPES, is_plain_object
+from featx.tracing.objects.containers import DEPTH_IN_MODULES, methods_of
+from featx.tracing.objects.plain_objects import PLAIN_TYPES, VALUES, is_plain_object
 
 _COMPARABLE = PLAIN_TYPES | {bytes, range}
+_TENSORS = frozenset({torch.Tensor, nn.Parameter})
 _OTHERS = (torch.Tensor, nn.Module, type, types.ModuleType)
 # Larger objects are data sets or vocabularies: their length is compared alone.
 _LARGEST = 10_000
@@ -33,7 +34,7 @@ _LARGEST = 10_000
 class PythonState:
     """Describes values one after the other; an object that was described before is not described again.
 
-    Tensors, modules and classes are described by their class. O(size of what the values hold).
+    Tensors are described by their class and shape, modules and classes by their class. O(size of what the values hold).
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,10 @@ class PythonState:
             return value
         if isinstance(value, (int, float)):  # a number of a trace among them
             return kind.__qualname__, int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
+        if isinstance(value, VALUES):
+            return kind.__qualname__, repr(value)
+        if isinstance(value, torch.Tensor) and kind in _TENSORS:
+            return kind.__qualname__, *value.shape
         if id(value) in self._known or issubclass(kind, _OTHERS) or not depth or _is_stateless_function(value):
             return kind.__qualname__
         self._known[id(value)] = value
@@ -89,7 +94,10 @@ def _parts_of(value: Any) -> Iterable[Any]:
 def _parts_of_container(value: Any) -> Iterable[Any]:
     if len(value) > _LARGEST:
         return (len(value),)
-    return [*dict.keys(value), *dict.values(value)] if isinstance(value, dict) else list(value)
+    if isinstance(value, dict):
+        methods = methods_of(value)
+        return [*methods.keys(value), *methods.values(value)]
+    return list(value)
 
 
 def _parts_of_set(value: Any) -> Iterable[Any]:

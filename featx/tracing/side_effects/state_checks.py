@@ -52,6 +52,7 @@ class StateChecks:
         opaque_paths: the paths of those that were one node.
         absent: attributes that are not there during this trace.
         read_first: those that forward reads before it assigns them.
+        stored_are_read: whether code reads attributes that its source did not show it to read.
         left: attributes of opened modules that hold what forward has computed, and globals that do.
         cache_message: what forward has left on an opened module, and may be a cache; a second call tells.
         kept_input_message: what forward has kept of its inputs in a container, where a next call may find it.
@@ -70,6 +71,7 @@ class StateChecks:
         self.opaque_paths = NotedSet[str]()
         self.absent: set[Attribute] = set()
         self.read_first: set[Attribute] = set()
+        self.stored_are_read = False
         self.left = NotedSet[Left]()
         self.cache_message: str | None = None
         self.kept_input_message: str | None = None
@@ -91,6 +93,11 @@ class StateChecks:
     @property
     def _noted(self) -> tuple[NotedSet[Any], ...]:
         return self.opened_modules, self.opaque_paths, self.left, self._changed
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the forward of an opened module has changed attributes, or what they hold."""
+        return bool(self._changed) or self.cache_message is not None
 
     def note_opaque_call(self, module: nn.Module, path: str, *, needs_measuring: bool) -> None:
         """Take note that a module was called as one node. `needs_measuring` is as for `OneNodeChecks.check`."""
@@ -260,11 +267,22 @@ class StateChecks:
         stored = {name for name, _ in changed if self.is_only_stored(name)}
         return {name: value for name, value in attributes.items() if name not in stored}
 
+    def only_stored(self) -> list[tuple[nn.Module, str]]:
+        """Return the attributes that the call has changed and nothing is taken to read, with their modules."""
+        return [
+            (module, name)
+            for module in self._changed
+            for name in sorted(plain_attributes(module).keys() - self._kept_attributes(module).keys())
+        ]
+
     def is_only_stored(self, name: str) -> bool:
         """Say whether the model's code assigns attributes of this name, or adds to what they hold, and reads none.
 
-        `name` is that of an attribute; of what is in a dict or an object the answer is no.
+        `name` is that of an attribute; of what is in a dict or an object the answer is no. The source of what forward
+        calls says so, as far as it is found. A further call, in which they cannot be read, tells whether that is so.
         """
+        if self.stored_are_read:
+            return False
         names = self._names_read
         return names is not None and "." not in name and name not in names
 
