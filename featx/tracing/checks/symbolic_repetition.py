@@ -87,7 +87,7 @@ class SymbolicRepetition:
     def _states(self) -> Mapping[str, Any]:
         state = PythonState()
         described = {path: state.of(plain_attributes(module)) for module, path in self._replica.paths.items()}
-        return {**described, "files": tuple(map(state.of, self._caches.objects()))}
+        return {**described, "files": tuple(map(state.of, self._caches.objects_now()))}
 
     def _on_call(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "call":

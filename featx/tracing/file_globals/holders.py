@@ -71,6 +71,15 @@ class Holder:
         """Return what it held of some classes, with keys or places."""
         return [(key, item) for key, item in self._before.items() if type(item) in kinds]
 
+    def replaced(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the constants and plain objects among what it holds `now` that are others than before, by key."""
+        changed = differences(self._before, now)
+        return {
+            key: item
+            for key, before, item in changed
+            if _is_other_constant(item, before) or _is_other_object(item, before)
+        }
+
     def had(self, key: Any) -> bool:
         """Say whether it held something at that key or place."""
         return key in self._before
@@ -159,12 +168,7 @@ class Holder:
             for key, item, before in changed
             if item is not before and (isinstance(before, torch.Tensor) or holds_of_trace(item))
         }
-        left |= {
-            key: item
-            for key, before, item in differences(self._before, now)
-            if (_is_other_constant(item, before) and not (keeps_added and before is NO_VALUE))
-            or _is_other_object(item, before)
-        }
+        left |= {key: item for key, item in self.replaced(now).items() if self.had(key) or not keeps_added}
         keys = {*left, *self._changed_since(self._before)}
         if isinstance(self.value, _IN_ORDER):
             if keys:
