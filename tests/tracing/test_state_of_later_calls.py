@@ -52,7 +52,7 @@ class Slots:
         self.left = (1, 2, 3)
 
 
-Named = collections.namedtuple("Named", "number")  # noqa: PYI024
+Named = collections.namedtuple("Named", "number")
 Level = enum.Enum("Level", [f"at_{number}" for number in range(2 * CALLS)])
 
 # What there is at first, what takes its place in each call, and whether it is that of an early call.
