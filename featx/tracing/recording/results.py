@@ -204,6 +204,7 @@ class Results:
     def _check_length(self, origin: Node, length: int, *, is_unpacked: bool) -> None:
         """Note how many tensors a call gives, which depends on a size, mostly, and on which code may depend."""
         if is_unpacked:  # into so many names, or the model raises: as traces at other sizes show
+            origin.meta["unpacked_into"] = length
             self._recorder.numbers.sizes_were_read = True
             return
         node = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
