@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NO_VALUE = object()
+_BUILT_IN = frozenset({tuple, list, dict, OrderedDict, deque})
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -20,6 +21,22 @@ def attributes_of(value: Any) -> dict[str, Any]:
         if item is not NO_VALUE:
             found[slot.__name__] = item
     return found
+
+
+def attributes_beside_items(container: Any) -> dict[str, Any]:
+    """Return what a tuple, list, dict or deque of a class of its own has besides its items, by name.
+
+    These are its attributes and the factory of a `defaultdict`. An attribute that is the item of that name is left out:
+    outputs of transformers have their items as attributes too, and so has a dict that is its own `__dict__`.
+    """
+    if type(container) in _BUILT_IN:
+        return {}
+    attributes = attributes_of(container)
+    if isinstance(container, defaultdict):
+        attributes["default_factory"] = container.default_factory
+    if not isinstance(container, dict):
+        return attributes
+    return {name: held for name, held in attributes.items() if dict.get(container, name, NO_VALUE) is not held}
 
 
 @functools.cache
@@ -50,6 +67,13 @@ def rebuild_object(kind: Any, attributes: Mapping[str, Any]) -> Any:
 def rebuild_tuple(kind: Any, items: Sequence[Any], attributes: Mapping[str, Any] = _NONE) -> Any:
     """Return a tuple of a class with these items and attributes. No `__new__` of the class runs."""
     return set_attributes(tuple.__new__(kind, items), attributes)
+
+
+def rebuild_list(kind: Any, items: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
+    """Return a list of a class with these items and attributes. No constructor runs, nor an `append` of the class."""
+    made = kind.__new__(kind)
+    list.extend(made, items)
+    return set_attributes(made, attributes)
 
 
 def with_items(value: Any, items: Iterable[Any]) -> Any:

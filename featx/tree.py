@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from featx.errors import RequestError
-from featx.rebuilding import attributes_of, rebuild_dict, rebuild_object, rebuild_tuple, set_attributes
+from featx.rebuilding import attributes_of, rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple
 
 _WITHOUT_TENSORS = (
     Number, str, bytes, range, slice, type(None), type, enum.Enum, types.BuiltinFunctionType, torch.dtype,
@@ -201,9 +201,7 @@ def rebuild_sequence(value: Any, items: list[Any]) -> Any:
         return kind(items)
     if issubclass(kind, tuple):
         return rebuild_tuple(kind, items, attributes_of(value))
-    made = kind.__new__(kind)
-    list.extend(made, items)
-    return set_attributes(made, attributes_of(value))
+    return rebuild_list(kind, items, attributes_of(value))
 
 
 def rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:

@@ -39,7 +39,7 @@ from featx.ir.paths import held_at, module_at
 from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.side_effects import is_marked
 from featx.libraries import training_argument_of
-from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
+from featx.rebuilding import rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple
 from featx.tree import clone_tensors, held, items_at, with_defaults
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class CallEffects:
 
 
 _NOTHING = CallEffects()
-_REBUILDING = (held, items_at, rebuild_dict, rebuild_object, rebuild_tuple, with_defaults)
+_REBUILDING = (held, items_at, rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple, with_defaults)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,7 +174,8 @@ def memory_of(tensor: torch.Tensor) -> int:
     """Return what is the same for tensors that share memory, while they live."""
     try:
         return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse tensors, and those of torch.func, have no memory of their own
+    # Sparse tensors, those of torch.func, and parameters that are not initialized have no memory of their own.
+    except (NotImplementedError, RuntimeError, ValueError):
         return id(tensor)
 
 

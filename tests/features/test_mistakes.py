@@ -105,11 +105,31 @@ def test_calls_of_a_layer_that_stands_in_two_places_are_named() -> None:
     assert torch.equal(featx.create_feature_extractor(model, ["1_1"])(x)["1_1"], model(x))
 
 
-@pytest.mark.parametrize("describe", [featx.nodes, lambda model: featx.create_backbone(model, strides=(2,))])
-def test_lazy_modules_have_to_run_first(describe: Callable[[nn.Module], object]) -> None:
+@pytest.mark.parametrize(
+    "describe",
+    [
+        featx.nodes,
+        lambda model: featx.create_backbone(model, strides=(2,)),
+        lambda model: featx.create_feature_extractor(model, ["0"]),
+        lambda model: featx.create_feature_extractor(model, ["0"], tracer="symbolic"),
+        lambda model: featx.get_graph_node_names(model[0]),
+    ],
+)
+def test_lazy_modules_have_to_run_first(describe: Callable[[nn.Sequential], object]) -> None:
     model = nn.Sequential(nn.LazyConv2d(8, 3, stride=2, padding=1)).eval()
-    with pytest.raises(featx.TraceError, match=r"'0' is a LazyConv2d.*run the model once"):
+    with pytest.raises(featx.TraceError, match=r"^'0?' is a LazyConv2d.*run the model once"):
         describe(model)
+
+
+class UnusedParameter(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.unused = nn.UninitializedParameter()
+
+
+def test_a_parameter_that_nothing_uses_need_not_be_initialized() -> None:
+    model, x = nn.Sequential(UnusedParameter()).eval(), torch.rand(2, 4)
+    assert torch.equal(featx.create_feature_extractor(model, ["0"])(x)["0"], model(x))
 
 
 def test_an_error_of_the_model_says_on_which_inputs_it_ran() -> None:

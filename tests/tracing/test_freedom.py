@@ -70,6 +70,71 @@ def wants_width_three(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def _two_chunks(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2)
+    return first.sum() + second.sum()
+
+
+def _four_chunks(x: torch.Tensor) -> torch.Tensor:
+    first, second, third, fourth = torch.chunk(x, 4)
+    return first.sum() + second.sum() - third.sum() + fourth.sum()
+
+
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.split(x.shape[0] // 2)
+    return first.sum() - second.sum()
+
+
+def _chunks_of_chosen_rows(x: torch.Tensor) -> torch.Tensor:
+    first, second = x[x[:, 0] > 0].chunk(2)
+    return first.sum() - second.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "taken", "refused"),
+    [
+        (_two_chunks, (2, 3, 9), (1,)),
+        (_four_chunks, (4, 7, 16), (1, 3, 9)),  # 9 rows are three chunks
+        (_halves, (2, 16), (3, 9)),  # of which there are three then
+        (_chunks_of_chosen_rows, (2, 9), (1,)),
+    ],
+)
+def test_how_many_parts_are_unpacked_is_checked_where_it_follows_from_a_free_length(
+    function: Callable[[torch.Tensor], torch.Tensor], taken: tuple[int, ...], refused: tuple[int, ...]
+) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    for training in (False, True):
+        model = Model().train(training)
+        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(8, 3), adaptive=False)
+        for count in taken:
+            x = torch.rand(count, 3)
+            assert torch.equal(extractor(x)["output"], model(x))
+        for count in refused:
+            x = torch.rand(count, 3)
+            with pytest.raises(ValueError, match="to unpack"):
+                model(x)
+            with pytest.raises(featx.SpecializationError, match="how many tensors"):
+                extractor(x)
+
+
+def test_how_many_parts_are_unpacked_is_not_checked_where_no_free_length_decides_it() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = self.layer(x).chunk(2, dim=1)
+            third, fourth = (first + second).unsqueeze(0).repeat(2, 1, 1).unbind(0)
+            return third - 2 * fourth
+
+    extractor = featx.create_feature_extractor(Model().eval(), ["output"], example_inputs=torch.rand(3, 2))
+    assert "len(" not in extractor.code
+
+
 def test_length_that_the_model_refuses_to_change_is_fixed_and_says_so() -> None:
     (first, second) = free_dims(wants_width_three, torch.ones(2, 3)).of["x"]
     assert first == "free"

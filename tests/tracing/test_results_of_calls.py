@@ -48,6 +48,23 @@ class Deep:
     tensor = property(lambda self: self._inside[0]["box"].tensor)
 
 
+class OwnList(list[Any]):
+    extra: Any
+
+
+class OwnTuple(tuple[Any, ...]):
+    extra: Any
+
+
+class OwnDict(dict[int, Any]):
+    extra: Any
+
+
+def with_extra(container: Any, extra: Any) -> Any:
+    container.extra = extra
+    return container
+
+
 @featx.wrap
 def make(kind: Callable[..., Any], number: Any, tensor: torch.Tensor) -> Any:
     return kind(number(tensor) if callable(number) else number, tensor * 2)
@@ -139,6 +156,9 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "frozen": (lambda n: Frozen(n, torch.ones(1)), lambda box: box.number),
     "deep": (lambda n: Deep(n, torch.ones(1)), lambda box: box.number),
     "in a list": (lambda n: [Box(n, torch.ones(1))], lambda boxes: boxes[0].number),
+    "attribute of a list": (lambda n: with_extra(OwnList(), n), lambda items: items.extra),
+    "attribute of a tuple": (lambda n: with_extra(OwnTuple(), n), lambda items: items.extra),
+    "attribute of a dict": (lambda n: with_extra(OwnDict(), n), lambda items: items.extra),
     "set": (lambda n: set(range(int(n))), len),
     "deque": (lambda n: deque([0] * int(n)), len),
     "length of a dict": (lambda n: dict.fromkeys(range(int(n)), 0), len),
@@ -204,6 +224,19 @@ def test_a_tensor_deep_in_an_object_is_followed() -> None:
     extractor = traced(model, torch.rand(2, 3))
     x = torch.rand(4, 3)
     assert torch.equal(extractor(x), model(x))
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+@pytest.mark.parametrize("kind", [lambda x: OwnList([x]), lambda x: OwnTuple([x]), lambda x: OwnDict({0: x})])
+def test_tensors_in_attributes_of_containers_are_followed_and_passed_on(kind: Any, by_module: bool) -> None:
+    def use(items: Any, x: torch.Tensor) -> torch.Tensor:
+        return items.extra[0] + call(lambda given: given[0] * given.extra[0], items)
+
+    model = Uses(lambda x: with_extra(kind(x * 2), [x + 1]), use, by_module=by_module)
+    extractor = traced(model, torch.rand(2, 3))
+    for count in (2, 5):
+        x = torch.rand(count, 3)
+        assert torch.equal(extractor(x), model(x))
 
 
 @pytest.mark.parametrize("change", [lambda box: setattr(box, "number", 7), lambda box: setattr(box, "tensor", None)])

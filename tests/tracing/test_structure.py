@@ -44,6 +44,37 @@ class Slotted:
         self.x = x
 
 
+class Dict(dict[str, Any]):
+    weight: torch.Tensor
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        return self.weight
+
+
+class SlottedDict(dict[str, Any]):
+    __slots__ = ("weight",)
+
+
+class OwnOrderedDict(collections.OrderedDict[str, Any]):
+    pass
+
+
+class List(list[Any]):
+    pass
+
+
+class Tuple(tuple[Any, ...]):
+    pass
+
+
+class Named(collections.namedtuple("Named", ["x"])):  # pyright: ignore[reportUntypedNamedTuple]
+    pass
+
+
+class Deque(collections.deque[Any]):
+    pass
+
+
 class Reading(nn.Module):
     def __init__(self, read: Callable[[Any], torch.Tensor]) -> None:
         super().__init__()
@@ -92,6 +123,123 @@ def test_tensors_in_an_object_are_followed(kind: str) -> None:
         expected = model(make(x))
         assert torch.equal(traced(make(x)), expected)
         assert torch.equal(extractor(make(x))["linear"], expected)
+
+
+def _first(batch: Any) -> torch.Tensor:
+    return batch["x"] if isinstance(batch, dict) else batch[0]
+
+
+def _with_weight(kind: Any, x: torch.Tensor, weight: Any) -> Any:
+    made = kind(x=x) if issubclass(kind, (dict, Named)) else kind([x])
+    made.weight = weight
+    return made
+
+
+CONTAINERS = [Dict, SlottedDict, OwnOrderedDict, List, Tuple, Named, Deque]
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_attributes_of_a_container_are_followed(kind: Any, is_nested: bool) -> None:
+    def make(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        return [_with_weight(kind, x, [weight])] if is_nested else _with_weight(kind, x, [weight])
+
+    def read(batch: Any) -> torch.Tensor:
+        batch = batch[0] if is_nested else batch
+        return _first(batch) * batch.weight[0]
+
+    model = Reading(read)
+    example = make(X, X)
+    traced = featx.trace(model, example)
+    extractor = featx.create_feature_extractor(model, ["linear"], example_inputs=(example,))
+    assert read(example).equal(X * X)
+    for x in (X, OTHER, torch.rand(5, 4)):
+        expected = model(make(x, x + 1))
+        assert torch.equal(traced(make(x, x + 1)), expected)
+        assert torch.equal(extractor(make(x, x + 1))["linear"], expected)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_numbers_and_absence_of_attributes_of_a_container_are_checked(kind: Any) -> None:
+    model = Reading(lambda batch: _first(batch) * getattr(batch, "weight", 1.0))
+    traced = featx.trace(model, _with_weight(kind, X, 2.0))
+    assert torch.equal(traced(_with_weight(kind, OTHER, 2.0)), model(_with_weight(kind, OTHER, 2.0)))
+    with pytest.raises(featx.SpecializationError, match=r"input 'batch.weight': 3.0 now"):
+        traced(_with_weight(kind, X, 3.0))
+    adaptive = featx.create_feature_extractor(
+        model, ["linear"], example_inputs=(_with_weight(kind, X, 2.0),), adaptive=True
+    )
+    other = _with_weight(kind, X, 3.0)
+    assert torch.equal(adaptive(other)["linear"], model(other))
+    without = featx.trace(model, kind(x=X) if issubclass(kind, (dict, Named)) else kind([X]))
+    with pytest.raises(featx.SpecializationError, match="form of input 'batch'"):
+        without(_with_weight(kind, X, 3.0))
+
+
+def test_attribute_that_is_read_for_a_missing_key_is_followed() -> None:
+    model = Reading(lambda batch: batch["x"] * batch["other"])
+    traced = featx.trace(model, _with_weight(Dict, X, X))
+    assert torch.equal(traced(_with_weight(Dict, X, OTHER)), model(_with_weight(Dict, X, OTHER)))
+
+
+def test_attributes_reach_a_module_that_is_kept_whole() -> None:
+    for kind in (Dict, List, Tuple):
+        model = nn.Sequential(Reading(lambda batch: _first(batch) * batch.weight), nn.ReLU())
+        extractor = featx.create_feature_extractor(model, ["1"], example_inputs=(_with_weight(kind, X, X),))
+        other = _with_weight(kind, OTHER, OTHER)
+        assert torch.equal(extractor(other)["1"], model(other))
+
+
+def test_attribute_that_forward_assigns_is_refused() -> None:
+    def read(batch: Any) -> torch.Tensor:
+        batch.weight = batch["x"] * 2
+        return batch.weight
+
+    with pytest.raises(featx.TraceError, match="stores a value in the input 'batch'"):
+        featx.trace(Reading(read), _with_weight(Dict, X, X))
+
+
+def test_container_that_is_an_attribute_of_itself_is_followed() -> None:
+    def make(x: torch.Tensor) -> Any:
+        made = _with_weight(Dict, x, x + 1)
+        made.whole = made
+        return made
+
+    model = Reading(lambda batch: batch.whole.whole["x"] * batch.whole.weight)
+    traced = featx.trace(model, make(X))
+    assert torch.equal(traced(make(OTHER)), model(make(OTHER)))
+
+
+def test_factory_of_a_default_dict_is_checked() -> None:
+    def make(x: torch.Tensor, value: float) -> Any:
+        return collections.defaultdict(lambda: value, x=x)
+
+    model = Reading(lambda batch: batch["x"] + batch["bias"])
+    traced = featx.trace(model, make(X, 0.0))
+    assert torch.equal(traced(make(OTHER, 0.0)), model(make(OTHER, 0.0)))
+    assert not torch.equal(model(make(X, 0.0)), model(make(X, 1.0)))
+    with pytest.raises(featx.SpecializationError, match="default_factory"):
+        traced(make(X, 1.0))
+    with pytest.raises(featx.SpecializationError, match="form of input 'batch'"):
+        traced({"x": X})
+
+
+class Text(str):
+    weight: torch.Tensor
+
+
+class OwnSet(set[int]):
+    weight: torch.Tensor
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("kind", [Text, OwnSet])
+def test_text_or_set_with_attributes_is_refused(kind: Any, is_nested: bool) -> None:
+    value = kind()
+    value.weight = X
+    model = Reading(lambda batch: (batch[0] if is_nested else batch).weight)
+    with pytest.raises(featx.TraceError, match="with the attribute 'weight'"):
+        featx.trace(model, [value] if is_nested else value)
 
 
 def test_number_in_an_object_is_checked() -> None:

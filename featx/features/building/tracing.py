@@ -30,7 +30,7 @@ from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
-from featx.tracing.replica.model_context import ModelContext
+from featx.tracing.replica.model_context import ModelContext, refuse_uninitialized
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
 
 
@@ -212,6 +212,9 @@ class ModelTracing:
             ) from error
 
     def _trace_without_inputs(self, request: Iterable[str]) -> Graph:
+        # Names alone need no parameters. A lazy module initializes its own in a forward pre-hook.
+        if self.options.makes_values or self.model._forward_pre_hooks:
+            refuse_uninitialized(self.model)
         try:
             return self._trace_symbolically(request)
         except TraceError as error:

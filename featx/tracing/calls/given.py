@@ -11,9 +11,9 @@ import torch
 
 from featx.rebuilding import attributes_of, set_attributes
 from featx.tracing.guards.scalars import TracedNumber
-from featx.tracing.objects.containers import copy_of, refill
+from featx.tracing.objects.containers import copy_of, items_by_key, refill
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
-from featx.tracing.objects.structure import contents_of, parts_of
+from featx.tracing.objects.structure import parts_of
 from featx.tracing.signals import UnsupportedValue
 
 
@@ -44,7 +44,8 @@ class Given:
             if isinstance(value, (tuple, list)):
                 return [left(item) for item in value]
             if isinstance(value, dict) or is_dataclass(value):
-                return {key: left(item) for key, item in contents_of(value).items()}
+                items = copy_of(value) if isinstance(value, dict) else attributes_of(value)
+                return {key: left(item) for key, item in items.items()}
             if isinstance(value, TracedNumber) or not isinstance(value, (torch.Tensor, *PLAIN_TYPES)):
                 return ...
             return argument_of(value)
@@ -83,7 +84,7 @@ class Given:
             UnsupportedValue: it has.
         """
         for container, items in self._containers:
-            before, now = contents_of(items), contents_of(container)
+            before, now = items_by_key(items), items_by_key(container)
             added = [item for key, item in now.items() if key not in before or item is not before[key]]
             if any(type(item) in PLAIN_TYPES for item in added):
                 raise UnsupportedValue(

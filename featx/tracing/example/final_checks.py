@@ -15,7 +15,7 @@ from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.inputs.run_inputs import RunInputs
 from featx.tracing.model_state.tensor_attributes import TensorAttributes
 from featx.tracing.objects.module_parts import forward_of
-from featx.tracing.objects.structure import contents_of
+from featx.tracing.objects.structure import AttributeKey, contents_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.replica.model_context import ModelContext
@@ -180,6 +180,8 @@ class FinalChecks:
         if not self._is_given(container) or not isinstance(container, dict):
             return False
         if not before or not before.keys().isdisjoint(changed):
+            return False
+        if any(isinstance(key, AttributeKey) for key in changed):
             return False
         return not any(asks_for_key(code, frozenset(changed)) for code in self.codes_that_ran())
 

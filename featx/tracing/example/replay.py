@@ -18,7 +18,7 @@ from torch import nn
 
 from featx.ir.equality import is_same
 from featx.libraries import mask_maker
-from featx.rebuilding import attributes_of
+from featx.rebuilding import attributes_beside_items, attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes, toggle_autocast
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.restorers import run_restorers
@@ -35,7 +35,7 @@ from featx.tracing.replica.interception import intercept
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.replica import Replica
 from featx.tracing.signals import Diverged
-from featx.tree import tensors_in
+from featx.tree import rebuild_sequence, tensors_in
 
 
 def does_the_same_again(
@@ -216,7 +216,7 @@ class Replay:
             return {key: self._twin_of(item) for key, item in cast(dict[Any, Any], value).items()}
         if isinstance(value, tuple) and tensors_in(value):
             items = [self._twin_of(item) for item in cast(tuple[Any, ...], value)]
-            return kind(*items) if hasattr(value, "_fields") else kind(items)
+            return rebuild_sequence(value, items)
         return value
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -243,9 +243,12 @@ class Replay:
         if kind is not type(given):
             return False
         if isinstance(recorded, (tuple, list)):
-            return len(recorded) == len(given) and all(map(self._is_same, recorded, given))
+            is_same_beside = self._is_same_object(recorded, given, attributes_beside_items)
+            return is_same_beside and len(recorded) == len(given) and all(map(self._is_same, recorded, given))
         if isinstance(recorded, dict):
-            return list(recorded) == list(given) and all(map(self._is_same, recorded.values(), given.values()))
+            if list(recorded) != list(given) or not self._is_same_object(recorded, given, attributes_beside_items):
+                return False
+            return all(map(self._is_same, recorded.values(), given.values()))
         if kind is slice:
             return all(self._is_same(getattr(recorded, part), getattr(given, part)) for part in _PARTS)
         if recorded is given:
@@ -253,18 +256,21 @@ class Replay:
         if kind is weakref.ref:
             return self._is_same(recorded(), given())
         if is_plain_object(recorded):
-            return self._is_same_object(recorded, given)
+            return self._is_same_object(recorded, given, attributes_of)
         try:
             return is_same(recorded, given)
         except Exception:  # of a comparison of tensors, for example: not known
             return False
 
-    def _is_same_object(self, recorded: Any, given: Any) -> bool:
+    def _is_same_object(self, recorded: Any, given: Any, attributes: Callable[[Any], dict[str, Any]]) -> bool:
+        before, now = attributes(recorded), attributes(given)
+        if not before and not now:
+            return True
         if id(recorded) in self._compared:  # it holds itself
             return self._compared[id(recorded)] is given
         self._compared[id(recorded)] = given
         try:
-            return self._is_same(attributes_of(recorded), attributes_of(given))
+            return self._is_same(before, now)
         finally:
             del self._compared[id(recorded)]
 

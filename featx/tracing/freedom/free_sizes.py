@@ -66,6 +66,7 @@ def free_dims(
         _note_forms_compared(trace.graph)
     _check_ranks_of_results(trace.graph, were_read=trace.numbers.shapes_were_read)
     _check_kind_of_device(trace, inputs)
+    _check_numbers_of_parts(trace.graph)
     other_mode.before = before if other_mode.graph is not None else None
     return free
 
@@ -184,6 +185,16 @@ def _check_ranks_of_results(graph: Graph, *, were_read: bool) -> None:
                 added.meta["is_form_check"] = True
                 if "form_follows_from" in check.meta:
                     added.meta["form_follows_from"] = check.meta["form_follows_from"]
+
+
+def _check_numbers_of_parts(graph: Graph) -> None:
+    """Add checks of how many tensors calls give that take a free length apart, where code unpacks these."""
+    for node in [node for node in graph.nodes if node.meta.get("may_give_another_number")]:
+        with graph.inserting_after(node):
+            length = graph.call_function(len, (node,))
+        with graph.inserting_after(length):
+            what = f"how many tensors '{node.name}' gives, which forward unpacks"
+            add_check(graph, check_decision, length, node.meta["unpacked_into"], what)
 
 
 def _node_at(graph: Graph, place: tuple[Node, Path]) -> Node:

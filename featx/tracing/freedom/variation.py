@@ -14,6 +14,8 @@ from featx.errors import FeatxError
 from featx.ir.effects import MeasuredEffects
 from featx.ir.equality import first_nodes
 from featx.ir.graph import Graph
+from featx.ir.node import Node
+from featx.ir.operator_facts import name_of
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
@@ -65,6 +67,8 @@ _FEWEST_ELEMENTS = 100_000_000
 _DISAGREE = {FREE, CHANGED}
 _DOES_OTHERWISE = {CHANGED, BROKE_OFF}
 _NUMPY = frozenset({"np", "numpy"})
+# Functions of torch that give more or fewer parts of another length. `unbind` gives as many as there are.
+_GIVES_PARTS_BY_LENGTH = frozenset({"chunk", "split", "unsafe_chunk", "unsafe_split"})
 
 
 class Variation:
@@ -390,6 +394,8 @@ def join_measured(graph: Graph, other: Graph, count: int | None = None) -> None:
     for node, twin in zip(first_nodes(graph, count), first_nodes(other, count), strict=True):
         if twin.meta.get("is_overwritten"):
             node.meta["is_overwritten"] = True
+        if "unpacked_into" in node.meta and _takes_another_length_apart(node, twin):
+            node.meta["may_give_another_number"] = True
         measured: MeasuredEffects | None = node.meta.get("effects")
         if measured is not None and measured != twin.meta["effects"]:
             node.meta["effects"] = measured.joined(twin.meta["effects"])
@@ -397,7 +403,23 @@ def join_measured(graph: Graph, other: Graph, count: int | None = None) -> None:
 
 def measures_of(graph: Graph) -> list[Any]:
     """Return what was measured of the calls of a graph, in a form that compares. O(nodes)."""
-    return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
+    keys = ("effects", "is_overwritten", "may_give_another_number")
+    return [tuple(map(node.meta.get, keys)) for node in graph.nodes]
+
+
+def _takes_another_length_apart(node: Node, twin: Node) -> bool:
+    """Say whether a call has taken a dimension apart that was of another length at other sizes.
+
+    It gave as many parts there, and may give fewer or more for a third length: `x.chunk(4)` gives 3 of 9.
+    """
+    is_of_torch = name_of(node.target) in _GIVES_PARTS_BY_LENGTH and not node.meta.get("is_wrapped")
+    if not is_of_torch or not node.all_input_nodes:
+        return False
+    whole, other = (each.all_input_nodes[0].meta.get("shape", ()) for each in (node, twin))
+    part, _ = next(iter(node.meta["parts"].values()), ((), None))
+    lengths = zip(whole, other, part, strict=False)
+    # A part that is the whole may be the only one of any dimension.
+    return any(size != now and (part == whole or size != taken) for size, now, taken in lengths)
 
 
 def _may_take_others(outcome: Outcome) -> bool:

@@ -6,7 +6,7 @@ import enum
 import functools
 import hashlib
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from numbers import Number
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from featx.rebuilding import attributes_of, contents_of_cell
+from featx.rebuilding import attributes_beside_items, attributes_of, contents_of_cell
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, TracedNumber, plain_number
 from featx.tracing.objects.arrays import description_of
 from featx.tracing.objects.plain_objects import is_plain_object
@@ -72,10 +72,12 @@ def _form_of(value: Any, around: tuple[int, ...], of_object: _Describe) -> Any:
         contents = [(name, _contents_of(item, around)) for name, item in attributes.items()]
         return (form, *contents) if contents else form
     if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *[_form_of(item, around, of_object) for item in cast(list[Any], value)])
+        items = [_form_of(item, around, of_object) for item in cast(list[Any], value)]
+        return (type(value).__name__, *items, *_form_beside_items(value, around, of_object))
     if isinstance(value, dict):
-        items = cast(dict[Any, Any], value).items()
-        return ("dict", *[(key, _form_of(item, around, of_object)) for key, item in items])
+        items = [(key, _form_of(item, around, of_object)) for key, item in cast(dict[Any, Any], value).items()]
+        kind = "dict" if type(value) in (dict, OrderedDict) else type(value).__name__
+        return (kind, *items, *_form_beside_items(value, around, of_object))
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
@@ -83,9 +85,20 @@ def _form_of(value: Any, around: tuple[int, ...], of_object: _Describe) -> Any:
     return of_object(value, around)
 
 
+def _form_beside_items(container: Any, around: tuple[int, ...], of_object: _Describe) -> list[Any]:
+    """Describe what a container of a class of its own has besides its items, in a list that is empty mostly."""
+    attributes = attributes_beside_items(container)
+    if id(container) in around or not attributes:
+        return ["the container around it"] if id(container) in around else []
+    inside = (*around, id(container))
+    describe = of_object if of_object is _contents_of else functools.partial(_form_of, of_object=of_object)
+    return [("attributes", *[(name, describe(held, inside)) for name, held in attributes.items()])]
+
+
 def _form_of_object(value: Any, around: tuple[int, ...]) -> Any:
     if isinstance(value, deque):
-        return ("deque", *[_form_of(item, around, _form_of_object) for item in cast(deque[Any], value)])
+        items = [_form_of(item, around, _form_of_object) for item in cast(deque[Any], value)]
+        return ("deque", *items, *_form_beside_items(value, around, _form_of_object))
     if isinstance(value, types.MappingProxyType):
         return "mappingproxy", *_form_of(dict(cast(Any, value)), around, _form_of_object)[1:]
     if is_plain_object(value):

@@ -3,7 +3,8 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,12 +13,12 @@ from featx.errors import SpecializationError
 from featx.ir.equality import is_same
 from featx.ir.memory import overlap
 from featx.ir.runtime_checks import runtime_check
-from featx.rebuilding import attributes_of
+from featx.rebuilding import attributes_beside_items, attributes_of
 from featx.tracing.guards.forms import form_of, form_of_result
 from featx.tracing.guards.scripted_checks import is_same_in_script, text_of_form, text_of_known_form
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.plain_objects import is_plain_object
-from featx.tree import items_at, tree_leaves
+from featx.tree import items_at
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -261,12 +262,20 @@ def aliases_of(values: Any) -> tuple[int, ...]:
     return tuple(positions.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
 
 
-def _tensors_in(values: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    for value in tree_leaves(values):
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif is_plain_object(value) and id(value) not in around:
-            yield from _tensors_in(tuple(attributes_of(value).values()), (*around, id(value)))
+def _tensors_in(value: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    held: list[Any] = []
+    if isinstance(value, (tuple, list, dict)):
+        items = cast(dict[Any, Any], value).values() if isinstance(value, dict) else cast(list[Any], value)
+        held = [*items, *attributes_beside_items(value).values()]
+    elif is_plain_object(value) or (is_dataclass(value) and not isinstance(value, type)):
+        held = [*attributes_of(value).values()]
+    elif isinstance(value, Mapping):
+        held = [*cast(Mapping[Any, Any], value).values()]
+    for item in held if id(value) not in around else ():
+        yield from _tensors_in(item, (*around, id(value)))
 
 
 def require_aliases(graph: "Graph", expected: tuple[int, ...] | None, *, is_written: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.errors import ScriptError
-from featx.rebuilding import rebuild_dict, rebuild_object, rebuild_tuple
+from featx.rebuilding import rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple
 from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form, check_same_items
 from featx.tracing.guards.input_checks import check_is_same
 from featx.tracing.objects.arrays import is_array_constructor
@@ -51,7 +51,7 @@ def _reasons(node: Node) -> Iterator[str]:
         yield "it cannot run an edit of featx"
     elif getattr(node.target, "__name__", "") == "<lambda>":
         yield "TorchScript cannot read the source of a lambda; use a named function"
-    elif node.target in (rebuild_object, rebuild_tuple, rebuild_dict):
+    elif node.target in (rebuild_object, rebuild_tuple, rebuild_list, rebuild_dict):
         yield "it has no objects of classes of Python"
     elif is_array_constructor(node.target):
         yield "it has no functions of numpy"

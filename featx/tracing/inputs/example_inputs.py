@@ -11,6 +11,7 @@ import torch
 from featx.errors import ArgumentTypeError
 from featx.ir.node import Node
 from featx.ir.runtime_checks import is_runtime_check
+from featx.rebuilding import attributes_of
 from featx.tracing.guards.forms import form_of
 from featx.tracing.guards.guards import (
     check_array,
@@ -25,7 +26,7 @@ from featx.tracing.inputs.dict_inputs import keys_read_by
 from featx.tracing.inputs.model_call import as_given
 from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
-from featx.tracing.objects.plain_objects import PLAIN_TYPES
+from featx.tracing.objects.plain_objects import LIBRARIES, PLAIN_TYPES
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
 from featx.tracing.signals import Untraceable
 from featx.tree import items_at, with_defaults
@@ -146,6 +147,7 @@ class _Followed:
                 self._mark(check_is_tensor, (self._node, f"input '{name}'"))
             return self._results.follow(self._stand_in(example), self._node, None)
         if isinstance(example, _PLAIN):
+            _refuse_attributes(example, f"input '{name}'")
             self._mark(check_constant, (self._node, example, f"input '{name}'"))
             return example
         if is_structure(example):
@@ -193,10 +195,11 @@ class _Followed:
             self._mark(check_decision, (node, tensor.layout, f"the layout of input '{self._name}{text_of(path)}'"))
 
     def _check_leaf(self, value: Any, path: Path) -> None:
+        where = f"input '{self._name}{text_of(path)}'"
+        _refuse_attributes(value, where)
         # Texts, truth values and None are part of the form.
         if value is None or isinstance(value, (bool, str)):
             return
-        where = f"input '{self._name}{text_of(path)}'"
         node = self._plain_node(self._part(path))
         if isinstance(value, (int, float, complex)) or _compares_by_value(value) or callable(value):
             self._mark(check_constant, (node, value, where))
@@ -223,6 +226,23 @@ class _Followed:
 def _is_plain(value: object) -> bool:
     """Say whether a graph can hold a value as the default of an input."""
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(_is_plain, cast(tuple[Any, ...], value))))
+
+
+def _refuse_attributes(value: Any, where: str) -> None:
+    """Raise where a value of a class of its own, such as a text, has attributes, which its comparison leaves out.
+
+    Raises:
+        Untraceable: it has some.
+    """
+    kind = type(value)
+    if callable(value) or isinstance(value, enum.Enum) or kind.__module__.partition(".")[0] in LIBRARIES:
+        return
+    attributes = attributes_of(value)
+    if attributes:
+        raise Untraceable(
+            f"{where} is a {kind.__name__} with the attribute '{min(attributes)}', which a check of its value leaves "
+            "out; give its attributes as inputs, or in a list, a dict or an object that holds nothing else,"
+        )
 
 
 def _compares_by_value(value: Any) -> bool:

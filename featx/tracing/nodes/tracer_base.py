@@ -17,7 +17,7 @@ from featx.ir.graph import Graph
 from featx.ir.immutable import ImmutableDict
 from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of
-from featx.rebuilding import attributes_of, rebuild_dict, rebuild_object, rebuild_tuple
+from featx.rebuilding import attributes_of, rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple
 from featx.tracing.nodes.proxy import Proxy, refusal
 
 # Types that stand in a graph as they are, found by one lookup.
@@ -131,7 +131,11 @@ class TracerBase:
                 return self.create_node("call_function", rebuild_tuple, (kind, tuple(items), *given), {})
             return tuple.__new__(kind, items) if hasattr(a, "_fields") else kind(items)
         if isinstance(a, list):
-            return [self.create_arg(item) for item in cast(list[Any], a)]
+            items = [self.create_arg(item) for item in cast(list[Any], a)]
+            attributes = self._attributes_of(a)
+            if not attributes:
+                return items
+            return self.create_node("call_function", rebuild_list, (type(cast(Any, a)), items, attributes), {})
         if isinstance(a, dict):
             return self._rebuild_in_graph(cast(dict[Any, Any], a))
         if dataclasses.is_dataclass(a) and not isinstance(a, type):

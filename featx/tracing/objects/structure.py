@@ -1,7 +1,8 @@
 """Copy the structure that a model is given as an input: containers and objects, down to their leaves.
 
 A structure is a tuple, list or deque, a dict or another mapping, or an object that is nothing but its attributes (a
-dataclass, a namespace, a UserDict, a transformers BatchEncoding). Everything else is a leaf.
+dataclass, a namespace, a UserDict, a transformers BatchEncoding). What a container of a class of its own has besides
+its items is a part of it too. Everything else is a leaf.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from featx.rebuilding import attributes_of, rebuild_object, set_attributes
+from featx.rebuilding import attributes_beside_items, attributes_of, rebuild_object, set_attributes
 from featx.tracing.objects.plain_objects import is_plain_object
 from featx.tree import rebuild_mapping, rebuild_sequence
 
@@ -25,6 +27,16 @@ Path = tuple[Step, ...]
 Leaf = Callable[[Any, Path], Any]
 OnCopy = Callable[[Any, Path], None]
 _CONTAINERS = (tuple, list, dict, collections.deque, types.MappingProxyType)
+
+
+@dataclass(frozen=True)
+class AttributeKey:
+    """The key of an attribute among the contents of a container, one of whose items may have the same name."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"the attribute {self.name!r}"
 
 
 def copy_structure(value: Any, leaf: Leaf, on_copy: OnCopy | None = None) -> Any:
@@ -65,16 +77,23 @@ def _parts_of(part: Any, path: Path, known: dict[int, Any]) -> Iterator[tuple[An
         known[id(part)] = part
         way = operator.getitem if isinstance(part, _CONTAINERS) else getattr
         for key, item in contents_of(part).items():
-            yield from _parts_of(item, (*path, (way, key)), known)
+            step: Step = (getattr, key.name) if isinstance(key, AttributeKey) else (way, key)
+            yield from _parts_of(item, (*path, step), known)
 
 
 def contents_of(container: Any) -> dict[Any, Any]:
-    """Return what a container or an object of a structure holds now, by key, index or name."""
+    """Return what a container or an object of a structure holds now, by key, index or name.
+
+    What a container has besides its items has an `AttributeKey`.
+    """
     if isinstance(container, (dict, types.MappingProxyType)):
-        return dict(cast(Any, container))
-    if isinstance(container, (tuple, list, collections.deque)):
-        return dict(enumerate(cast(Any, container)))
-    return attributes_of(container)
+        items: dict[Any, Any] = dict(cast(Any, container))
+    elif isinstance(container, (tuple, list, collections.deque)):
+        items = dict(enumerate(cast(Any, container)))
+    else:
+        return attributes_of(container)
+    items.update({AttributeKey(name): held for name, held in attributes_beside_items(container).items()})
+    return items
 
 
 def holds_something_else(value: Any, before: Mapping[int, dict[Any, Any]]) -> bool:
@@ -120,17 +139,21 @@ class _Copying:
         return duplicate
 
     def _copied(self, value: Any, path: Path) -> Any:
-        if isinstance(value, (dict, types.MappingProxyType)):
-            return self._mapping(value, path)
-        if isinstance(value, (tuple, list, collections.deque)):
-            return self._sequence(cast(Any, value), path)
+        if isinstance(value, _CONTAINERS):
+            is_mapping = isinstance(value, (dict, types.MappingProxyType))
+            duplicate = self._mapping(value, path) if is_mapping else self._sequence(value, path)
+            self._known[id(value)] = (value, duplicate)
+            return self._with_attributes(duplicate, attributes_beside_items(value), path)
         if type(value) is weakref.ref:
             target = self._known.get(id(value()))
             return value if target is None else weakref.ref(target[1])
         duplicate = rebuild_object(type(value), {})
         self._known[id(value)] = (value, duplicate)
-        attributes = attributes_of(value).items()
-        return set_attributes(duplicate, {name: self.copy(item, (*path, (getattr, name))) for name, item in attributes})
+        return self._with_attributes(duplicate, attributes_of(value), path)
+
+    def _with_attributes(self, duplicate: Any, attributes: Mapping[str, Any], path: Path) -> Any:
+        copies = {name: self.copy(item, (*path, (getattr, name))) for name, item in attributes.items()}
+        return set_attributes(duplicate, copies)
 
     def _mapping(self, value: Any, path: Path) -> Any:
         items = {key: self.copy(item, (*path, (operator.getitem, key))) for key, item in value.items()}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from featx.ir.node import Node
-from featx.rebuilding import attributes_of
+from featx.rebuilding import attributes_beside_items, attributes_of, rebuild_tuple
 from featx.tracing.guards.forms import attributes_given_to, holds_tensors
 from featx.tracing.guards.scalars import plain_number, plain_numbers
 from featx.tracing.history.lineage import Origin, Part, source_node
@@ -153,6 +153,8 @@ class Results:
             return self._size(value, origin, frame)
         if isinstance(origin, Node):
             _describe_parts(origin, value)
+        if isinstance(value, (tuple, list, dict)):
+            self._follow_attributes(attributes_beside_items(value), origin)
         if isinstance(value, (tuple, list)):
             return self._items(cast(tuple[Any, ...], value), origin, frame)
         if isinstance(value, dict):
@@ -196,7 +198,7 @@ class Results:
             if isinstance(items, list):
                 items[:] = followed
             elif not all(map(operator.is_, items, followed)) and not hasattr(type(items), "n_sequence_fields"):
-                items = tuple.__new__(type(items), followed)
+                items = rebuild_tuple(type(items), followed, attributes_of(items))
         if isinstance(origin, Node) and origin.op != "call_module" and type(items) in _SEQUENCES:
             self._check_length(origin, len(items), is_unpacked=is_unpacked)
         return items
@@ -204,6 +206,7 @@ class Results:
     def _check_length(self, origin: Node, length: int, *, is_unpacked: bool) -> None:
         """Note how many tensors a call gives, which depends on a size, mostly, and on which code may depend."""
         if is_unpacked:  # into so many names, or the model raises: as traces at other sizes show
+            origin.meta["unpacked_into"] = length
             self._recorder.numbers.sizes_were_read = True
             return
         node = self._recorder.add_unnamed_node("call_function", len, (origin,), {}, None)
@@ -231,9 +234,12 @@ class Results:
                 given = attributes_given_to(tensor)
                 if given:
                     self.attributes_given[id(tensor)] = frozenset(given)
-                for name, item in list(given.items()):
-                    if isinstance(item, torch.Tensor) or is_structure(item):
-                        self._object(item, Part(of_tensor, getattr, name))
+                self._follow_attributes(given, of_tensor)
+
+    def _follow_attributes(self, attributes: dict[str, Any], origin: Origin) -> None:
+        for name, item in list(attributes.items()):
+            if isinstance(item, torch.Tensor) or is_structure(item):
+                self._object(item, Part(origin, getattr, name))
 
     def _object(self, value: Any, origin: Origin) -> Any:
         if isinstance(value, _SHARED):
