@@ -71,7 +71,7 @@ class RaisedErrors:
         if self._failure is not None and not self._is_handled(self._failure):
             failure, self._failure = self._failure, None
             raise Untraceable(
-                f"forward catches the error of a call ({type(failure).__name__}: {_first_line(failure)}), and other "
+                f"forward catches the error of a call ({type(failure).__name__}: {first_line(failure)}), and other "
                 "inputs may not cause it,"
             )
 
@@ -90,7 +90,8 @@ class RaisedErrors:
             error = error.__context__
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of an error, 100 characters at most."""
     return next(iter(str(error).splitlines()), "")[:100]
 
 
