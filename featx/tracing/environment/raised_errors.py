@@ -92,7 +92,8 @@ class RaisedErrors:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of the text of an error, 100 characters at most."""
-    return next(iter(str(error).splitlines()), "")[:100]
+    line = next(iter(str(error).splitlines()), "")
+    return line if len(line) <= 100 else line[:97] + "..."
 
 
 def free_frames(error: BaseException) -> None:

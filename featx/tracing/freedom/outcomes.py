@@ -79,11 +79,13 @@ def refusal(error: BaseException, *, uses_numpy: bool) -> Outcome:
     is_assertion = "Assert" in name
     is_raised = is_assertion or _is_raised_by_model(error)
     text = "the model takes no other length" if is_assertion else "a run at another length has failed"
-    if is_raised and not is_assertion:
-        text += " because the model raises an error"
     if uses_numpy and not is_assertion:
         text += ", perhaps because numpy computes with it, where torch.linspace and the like are followed"
-    said = "" if is_assertion else _ADDRESS.sub("0x...", first_line(error))
+    elif is_raised and not is_assertion:
+        text += " because the model raises an error"
+    # What an operator says of a number that only a trace has would be misleading.
+    is_told = not is_assertion and (is_raised or not uses_numpy)
+    said = _ADDRESS.sub("0x...", first_line(error)) if is_told else ""
     return Outcome(
         f"fixed: {text} ({name})", is_refusal=True, is_assertion=is_assertion, is_raised=is_raised, said=said
     )

@@ -165,10 +165,7 @@ def _size_hint(what: str) -> str:
     if what.find("takes no other length") >= 0:  # a model that asserts a length does so in every trace
         return ""
     if what.find("a run at another length has failed") >= 0:
-        return (
-            " The graph is valid only for that length. adaptive=True of create_feature_extractor or create_backbone "
-            "helps only if the model takes the length of this input."
-        )
+        return f" {_hint()}. adaptive=True helps only if the model takes the length of this input."
     return f" {_hint()}."
 
 
