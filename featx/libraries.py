@@ -246,6 +246,16 @@ def advice_for_draws(model: object) -> str:
     return ""
 
 
+def advice_for_unnamed_draws() -> str:
+    """Return what to do where something draws from Python's generator, and no global name of the model does, or ""."""
+    if "beartype" not in sys.modules:
+        return ""
+    return (
+        "if beartype draws which item of a list[Tensor] or tuple[Tensor, ...] it checks, switch that check off by "
+        "beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O0)), or give a hint without items, such as list"
+    )
+
+
 def advice_for_sizes(model: object) -> str:
     """Return what a model of timm offers for inputs of other sizes, as the end of a message, else ""."""
     if getattr(model, "dynamic_img_size", None) is False:  # vision transformers

@@ -59,3 +59,53 @@ def test_a_length_by_which_forward_branches_is_fixed_and_the_other_one_free() ->
     assert torch.equal(extractor(x)["mul"], model(x))
     with pytest.raises(featx.SpecializationError, match="runs other operations"):
         extractor(torch.rand(2, 3, 16, 8))
+
+
+def test_sides_that_a_module_kept_whole_asserts_are_not_tried_together(caplog: pytest.LogCaptureFixture) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = WantsSides(LENGTHS["shape"])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.patches(x) / x.shape[0]
+
+    x = torch.rand(2, 3, 8, 8)
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        featx.create_feature_extractor(Scaled().eval(), ["output"], example_inputs=x)
+    # At first together, and then each at twice and at half of its length.
+    tried = [record.getMessage() for record in caplog.records if "8 as" in record.getMessage()]
+    assert len(tried) == 5
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_what_the_model_raises_at_other_lengths_is_told(error: type[Exception]) -> None:
+    class OneWidth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[-1] != 8:
+                raise error(f"only 8 at {hex(id(self))}\nand more")
+            return self.conv(x)
+
+    extractor = featx.create_feature_extractor(OneWidth().eval(), ["output"], example_inputs=torch.rand(1, 3, 8, 8))
+    with pytest.raises(featx.SpecializationError) as caught:
+        extractor(torch.rand(1, 3, 8, 9))
+    because = (
+        f"a run at another length has failed because the model raises an error ({error.__name__}: only 8 at 0x...)"
+    )
+    assert because in str(caught.value)
+    assert "helps only if the model takes the length of this input" in str(caught.value)
+
+
+def test_what_a_layer_raises_at_other_lengths_is_told() -> None:
+    class OneSize(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(x.shape[0], 2400) * 2
+
+    extractor = featx.create_feature_extractor(OneSize().eval(), ["output"], example_inputs=torch.rand(1, 3, 800))
+    expected = r"a run at another length has failed \(RuntimeError: shape '\[1, 2400\]' is invalid for input of size"
+    with pytest.raises(featx.SpecializationError, match=expected):
+        extractor(torch.rand(1, 3, 900))

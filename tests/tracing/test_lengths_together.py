@@ -87,3 +87,89 @@ def test_sides_of_an_image_that_only_may_be_a_square_are_free_together() -> None
     assert torch.equal(traced(x), turned(x))
     with pytest.raises(featx.SpecializationError):
         traced(torch.rand(3, 9, 8))
+
+
+def whole_shapes(image: torch.Tensor, places: torch.Tensor) -> bool:
+    return places.shape[1:3] == image.shape[2:]
+
+
+def each_length(image: torch.Tensor, places: torch.Tensor) -> bool:
+    return places.shape[1] == image.shape[2] and not places.shape[2] != image.shape[3]  # noqa: SIM202
+
+
+def products(image: torch.Tensor, places: torch.Tensor) -> bool:
+    return places.shape[1] * places.shape[2] == image.shape[2] * image.shape[3]
+
+
+def lengths_in_c(image: torch.Tensor, places: torch.Tensor) -> bool:
+    return all([0] * places.shape[dim] == [0] * image.shape[dim + 1] for dim in (1, 2))
+
+
+Matches = Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+class Located(nn.Module):
+    """Takes images (B, C, H, W) and places (B, H, W, 2), and refuses others by `assert`, `torch._assert` or `raise`."""
+
+    def __init__(self, matches: Matches, how: str = "assert") -> None:
+        super().__init__()
+        self.out, self.matches, self.how = nn.Linear(8, 8), matches, how
+
+    def forward(self, image: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        matches = self.matches(image, places)
+        if self.how == "torch":
+            torch._assert(matches, "other sizes")
+        elif self.how == "raise" and not matches:
+            raise ValueError("other sizes")
+        assert matches, f"{image.shape} and {places.shape}"
+        return self.out(image.mean((2, 3))) + places.mean((1, 2, 3))[:, None]
+
+
+class HasLocated(nn.Module):
+    """Reads sizes, so that other ones are tried, around a module that is kept whole."""
+
+    def __init__(self, located: Located) -> None:
+        super().__init__()
+        self.located = located
+
+    def forward(self, image: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return self.located(image, places) * (image.shape[0] / places.shape[0])
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "shapes": lambda: Located(whole_shapes),
+    "torch._assert": lambda: Located(whole_shapes, "torch"),
+    "raise": lambda: Located(whole_shapes, "raise"),
+    "each length": lambda: Located(each_length),
+    "products": lambda: Located(products),
+    "in C": lambda: Located(lengths_in_c),
+    "raise in C": lambda: Located(lengths_in_c, "raise"),
+    "in a module kept whole": lambda: HasLocated(Located(whole_shapes)),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("sides", [(6, 5), (6, 6), (8, 5)], ids=["image", "square", "as high as channels"])
+def test_sizes_of_several_inputs_that_an_assertion_wants_to_match(sides: tuple[int, int], model: str) -> None:
+    located = MODELS[model]().eval()
+    example = torch.rand(3, 8, *sides), torch.rand(3, *sides, 2)
+    extractor = featx.create_feature_extractor(located, ["output"], example_inputs=example)
+    image, places = torch.rand(4, 8, 9, 7), torch.rand(4, 9, 7, 2)
+    assert torch.equal(extractor(image, places)["output"], located(image, places))
+    wrong = torch.rand(4, 9, 8, 2)
+    with pytest.raises((AssertionError, ValueError)):
+        located(image, wrong)
+    with pytest.raises((featx.SpecializationError, AssertionError, ValueError)):
+        extractor(image, wrong)
+
+
+def test_sides_of_one_input_that_an_assertion_wants_to_be_equal() -> None:
+    def mean_of_squares(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[1] == x.shape[2]
+        return x.mean((1, 2))
+
+    traced = featx.trace(mean_of_squares, torch.rand(2, 6, 6))
+    x = torch.rand(3, 9, 9)
+    assert torch.equal(traced(x), mean_of_squares(x))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.rand(3, 9, 8))

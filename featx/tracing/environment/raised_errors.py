@@ -71,7 +71,7 @@ class RaisedErrors:
         if self._failure is not None and not self._is_handled(self._failure):
             failure, self._failure = self._failure, None
             raise Untraceable(
-                f"forward catches the error of a call ({type(failure).__name__}: {_first_line(failure)}), and other "
+                f"forward catches the error of a call ({type(failure).__name__}: {first_line(failure)}), and other "
                 "inputs may not cause it,"
             )
 
@@ -90,8 +90,10 @@ class RaisedErrors:
             error = error.__context__
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")[:100]
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of an error, 100 characters at most."""
+    line = next(iter(str(error).splitlines()), "")
+    return line if len(line) <= 100 else line[:97] + "..."
 
 
 def free_frames(error: BaseException) -> None:

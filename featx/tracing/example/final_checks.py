@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-from featx.libraries import advice_for
+from featx.libraries import advice_for, advice_for_unnamed_draws
 from featx.rebuilding import NO_VALUE
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
@@ -69,7 +69,8 @@ class FinalChecks:
             if generators.others_may_have_drawn():
                 raise ThreadInterference("a random generator of Python or numpy was drawn from")
             raise UnsupportedSideEffect(
-                "forward draws from a random generator of Python or numpy without using a global name"
+                "forward draws from a random generator of Python or numpy without using a global name",
+                advice=advice_for_unnamed_draws(),
             )
         if not self._context.checks_plain_values and self._context.caches.changed_plain_value() is not None:
             raise NeedsPlainValueChecks

@@ -1,15 +1,19 @@
-"""Find the dimensions of inputs that the model wants to have one length: no other one gives the same graph."""
+"""Find the dimensions of inputs of which the model compares the lengths: with numbers of its own, or with others."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
 
+from featx.ir.ancestors import with_ancestors
 from featx.ir.equality import first_nodes
-from featx.ir.form import reads_form
+from featx.ir.form import reads_form, sources_of_values
 from featx.ir.node import Node
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.guards.guards import check_decision
+
+# The questions whether two numbers are equal, with the answers which say that they are.
+_ARE_EQUAL = ((operator.eq, True), (operator.ne, False))
 
 
 def compared_dims(trace: ExampleTrace) -> Iterator[tuple[Node, int]]:
@@ -26,6 +30,19 @@ def compared_dims(trace: ExampleTrace) -> Iterator[tuple[Node, int]]:
             found = _dimension(size) if isinstance(size, Node) and type(number) is int else None
             if found is not None:
                 yield found
+
+
+def matched_dims(trace: ExampleTrace) -> Iterator[tuple[Node, int]]:
+    """Yield inputs and dimensions whose lengths had to match those of others: `assert x.shape[1] == y.shape[2]`.
+
+    The graph checks that they match, or that what is computed from them does. Dimensions may be counted from the end.
+    """
+    for check in first_nodes(trace.graph, trace.needed):
+        question = check.args[0] if check.target is check_decision else None
+        if not isinstance(question, Node) or (question.target, check.args[1]) not in _ARE_EQUAL:
+            continue
+        if all(isinstance(side, Node) for side in question.args):
+            yield from filter(None, map(_dimension, with_ancestors([question], sources_of_values)))
 
 
 def _dimension(size: Node) -> tuple[Node, int] | None:

@@ -8,7 +8,7 @@ which the model refuses to change, is fixed and checked at run time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.compared_sizes import compared_dims
+from featx.tracing.freedom.compared_sizes import compared_dims, matched_dims
 from featx.tracing.freedom.data_dependent_numbers import pin_data_dependent_numbers
 from featx.tracing.freedom.free_dtypes import follow_dtypes
 from featx.tracing.freedom.gradient_mode import needless_gradient_checks
@@ -81,7 +81,8 @@ def _try_sizes(
     """Trace at other sizes; return what was found of each dimension, and the last call on the replica of `before`."""
     if not (trace.numbers.sizes_were_read or trace.is_real):
         return dict.fromkeys(_dims_of(inputs), UNTRIED), before
-    variation = Variation(request, trace, set(_compared(trace, inputs)), before=before)
+    compared, matched = (_dims_at(find(trace), inputs) for find in (compared_dims, matched_dims))
+    variation = Variation(request, trace, compared, matched, before=before)
     varied = [tensor for _, _, tensor in inputs if can_be_resized(tensor)]
     earlier = other_mode.dims or _dims_on_earlier_inputs(inputs, other_mode.on_earlier_inputs)
     is_first_in_mode = bool(other_mode.dims) and other_mode.on_earlier_inputs is None
@@ -105,12 +106,10 @@ def _check_values_and_dtypes(request: TraceRequest, trace: ExampleTrace) -> None
         trace.graph.erase_node(question)
 
 
-def _compared(trace: ExampleTrace, inputs: list[_Input]) -> Iterator[Dim]:
-    """Yield the dimensions of inputs that the model wants to have one length."""
+def _dims_at(places: Iterable[tuple[Node, int]], inputs: list[_Input]) -> set[Dim]:
+    """Return the dimensions of inputs that are at some of the places, which may count them from the end."""
     tensors = {node: tensor for _, (node, path), tensor in inputs if not path}
-    for node, dim in compared_dims(trace):
-        if node in tensors:
-            yield id(tensors[node]), dim % max(tensors[node].dim(), 1)
+    return {(id(tensors[node]), dim % max(tensors[node].dim(), 1)) for node, dim in places if node in tensors}
 
 
 def _dims_on_earlier_inputs(inputs: list[_Input], found: FreeDims | None) -> dict[Dim, Outcome]:

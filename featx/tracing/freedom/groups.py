@@ -59,10 +59,18 @@ def groups_of(inputs: list[torch.Tensor]) -> tuple[list[Group], list[Group]]:
 
 
 def halves(group: Group, inputs: list[torch.Tensor]) -> Iterator[list[Group]]:
-    """Yield pairs of groups: of the first and the last inputs, and of every second one."""
+    """Yield pairs of groups: of the first and the last inputs, of every second one, and of heights and widths.
+
+    The last pair is the first dimension of each input that is in the group, and the other ones.
+    """
     places = {id(tensor): place for place, tensor in enumerate(inputs)}
-    for is_in_second in (lambda place: 2 * place >= len(inputs), lambda place: place % 2 == 1):
-        first = tuple(dim for dim in group.dims if not is_in_second(places[dim[0]]))
+    heights = {min(dim for dim in group.dims if dim[0] == tensor) for tensor, _ in group.dims}
+    for is_in_second in (
+        lambda dim: 2 * places[dim[0]] >= len(inputs),
+        lambda dim: places[dim[0]] % 2 == 1,
+        lambda dim: dim not in heights,
+    ):
+        first = tuple(dim for dim in group.dims if not is_in_second(dim))
         second = tuple(dim for dim in group.dims if dim not in first)
         if first and second:
             yield [Group(min(place for _, place in dims), group.size, dims) for dims in (first, second)]

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import dis
+import re
 from dataclasses import dataclass, field
+
+from featx.tracing.environment.raised_errors import first_line
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
+# Each process has other ones, and texts are in graphs.
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -14,6 +22,8 @@ class Outcome:
         is_free: the graph holds at other lengths.
         is_refusal: the model raised an error at the other length.
         is_assertion: that error was an assertion, which as a rule wants one length.
+        is_raised: a statement of the model has raised that error, `raise` or `assert`.
+        said: the text of that error.
         tied: where it is not 0, the graph holds only if all dimensions with this number have one length.
     """
 
@@ -21,10 +31,12 @@ class Outcome:
     is_free: bool = False
     is_refusal: bool = False
     is_assertion: bool = False
+    is_raised: bool = False
+    said: str = field(default="", compare=False)
     tied: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text[:-1]}: {self.said})" if self.said else self.text
 
 
 FREE = Outcome("free", is_free=True)
@@ -65,10 +77,28 @@ def refusal(error: BaseException, *, uses_numpy: bool) -> Outcome:
     """
     name = type(error).__name__
     is_assertion = "Assert" in name
+    is_raised = is_assertion or _is_raised_by_model(error)
     text = "the model takes no other length" if is_assertion else "a run at another length has failed"
     if uses_numpy and not is_assertion:
         text += ", perhaps because numpy computes with it, where torch.linspace and the like are followed"
-    return Outcome(f"fixed: {text} ({name})", is_refusal=True, is_assertion=is_assertion)
+    elif is_raised and not is_assertion:
+        text += " because the model raises an error"
+    # What an operator says of a number that only a trace has would be misleading.
+    is_told = not is_assertion and (is_raised or not uses_numpy)
+    said = _ADDRESS.sub("0x...", first_line(error)) if is_told else ""
+    return Outcome(
+        f"fixed: {text} ({name})", is_refusal=True, is_assertion=is_assertion, is_raised=is_raised, said=said
+    )
+
+
+def _is_raised_by_model(error: BaseException) -> bool:
+    """Say whether a `raise` statement has raised an error, of code that is neither torch's nor featx's."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or place.tb_frame.f_code.co_code[place.tb_lasti] != _RAISE:
+        return False
+    return place.tb_frame.f_globals.get("__name__", "").split(".")[0] not in ("torch", "featx")
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -78,17 +78,25 @@ class Variation:
         request: what is traced, on the example.
         trace: the trace at the size of the example.
         compared: the dimensions that the model compares with a number: they are fixed.
+        matched: the dimensions of which the graph checks that they match others.
         before: `trace`, if its replica is still there and a second call does what the first one did. Then the traces
             are further calls on it, up to one that breaks off and leaves it changed. Afterwards the last such call.
     """
 
     def __init__(
-        self, request: TraceRequest, trace: ExampleTrace, compared: Collection[Dim], *, before: ExampleTrace | None
+        self,
+        request: TraceRequest,
+        trace: ExampleTrace,
+        compared: Set[Dim],
+        matched: Set[Dim],
+        *,
+        before: ExampleTrace | None,
     ) -> None:
         self.before = before
         self._request = request
         self._trace = trace
         self._compared = compared
+        self._matched = matched
         self._is_large = trace.is_large
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if self._is_large else _RUNS_ALONE
@@ -170,25 +178,47 @@ class Variation:
         return [groups for groups in tried if len(groups) > 1]
 
     def _try_together(self, known: dict[Group, Outcome]) -> None:
-        """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say."""
+        """Try refused dimensions of one length at once, wherever they are: nodes and their adjacency matrix, say.
+
+        If that is refused too, those that were refused alike are: a number of channels may have that length by chance.
+        """
         refused = [group for group, outcome in known.items() if self._may_be_free_together(group, outcome)]
         for size in dict.fromkeys(group.size for group in refused):
             groups = [group for group in refused if group.size == size]
-            dims = tuple(sorted({dim for group in groups for dim in group.dims}))
-            if len({position for _, position in dims}) < 2:
+            if self._are_free_together(groups, known):
                 continue
-            together = Group(min(group.position for group in groups), size, dims)
-            if self._outcome([together]) != FREE:
-                continue
-            # Where one alone had another length, the model has done something else, perhaps without an error.
-            is_tied = any(known[group] in _DOES_OTHERWISE for group in groups)
-            for group in groups:
-                del known[group]
-            if is_tied:
-                parts = self._parts_free_alone(together)
-                known.update({part: replace(TOGETHER, tied=next(self._ties)) for part in parts})
-            else:
-                known[together] = TOGETHER
+            outcomes = dict.fromkeys(known[group] for group in groups)
+            alike = [[group for group in groups if known[group] == outcome] for outcome in outcomes]
+            for some in alike if len(alike) > 1 else []:
+                self._are_free_together(some, known)
+
+    def _are_free_together(self, groups: list[Group], known: dict[Group, Outcome]) -> bool:
+        """Try groups of one length at once, and note in `known` that they are free."""
+        dims = tuple(sorted({dim for group in groups for dim in group.dims}))
+        is_asserted = any(known[group].is_assertion for group in groups)
+        if len({position for _, position in dims}) < 2 or (is_asserted and not self._may_be_matched(dims)):
+            return False
+        together = Group(min(group.position for group in groups), groups[0].size, dims)
+        if self._outcome([together]) != FREE:
+            return False
+        # Where one alone had another length, the model has done something else, perhaps without an error. Or it has
+        # raised one, perhaps after C code has compared them, of which the graph has no check.
+        is_checked = self._matched >= set(dims)
+        is_tied = any(
+            known[group] in _DOES_OTHERWISE or (known[group].is_raised and not is_checked) for group in groups
+        )
+        for group in groups:
+            del known[group]
+        if is_tied:
+            parts = self._parts_free_alone(together)
+            known.update({part: replace(TOGETHER, tied=next(self._ties)) for part in parts})
+        else:
+            known[together] = TOGETHER
+        return True
+
+    def _may_be_matched(self, dims: tuple[Dim, ...]) -> bool:
+        """Say whether assertions may want these lengths to be equal, rather than those of the model: an image size."""
+        return len({tensor for tensor, _ in dims}) > 1 or not self._matched.isdisjoint(dims)
 
     def _parts_free_alone(self, together: Group) -> list[Group]:
         """Return two halves of a group, if the model takes another length of each: two sets of points of one length."""
@@ -198,8 +228,9 @@ class Variation:
         return [together]
 
     def _may_be_free_together(self, group: Group, outcome: Outcome) -> bool:
-        is_changed = outcome in _DOES_OTHERWISE and not self._is_compared(group)
-        return outcome == NOT_ALONE or is_changed or _may_take_others(outcome)
+        if outcome in _DOES_OTHERWISE or outcome.is_assertion:
+            return not self._is_compared(group)
+        return outcome == NOT_ALONE or outcome.is_refusal
 
     def _apart(
         self, group: Group, outcome: Outcome, is_likely: bool, earlier: Mapping[Dim, Outcome]
@@ -403,6 +434,7 @@ def join_measured(graph: Graph, other: Graph, count: int | None = None) -> None:
 
 def measures_of(graph: Graph) -> list[Any]:
     """Return what was measured of the calls of a graph, in a form that compares. O(nodes)."""
+<<<<<<< HEAD
     keys = ("effects", "is_overwritten", "may_give_another_number")
     return [tuple(map(node.meta.get, keys)) for node in graph.nodes]
 
@@ -424,3 +456,6 @@ def _takes_another_length_apart(node: Node, twin: Node) -> bool:
 
 def _may_take_others(outcome: Outcome) -> bool:
     return outcome.is_refusal and not outcome.is_assertion
+=======
+    return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
+>>>>>>> 1f3e226aac77e6eba51f781a9460a10eebfc46bd

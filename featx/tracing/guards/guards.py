@@ -157,11 +157,17 @@ def check_size(value: torch.Tensor, dim: int, expected: int | None, what: str) -
         is_right, known = length == expected, str(expected)
     if not is_right:
         shape = str(value.shape) if torch.jit.is_scripting() else str(tuple(value.shape))
-        # A model that asserts a length does so in every trace.
-        hint = f" {_hint()}." if what.find("takes no other length") < 0 else ""
         raise SpecializationError(
-            f"dimension {dim} of {what}: the input has shape {shape}, the example had {known} there.{hint}"
+            f"dimension {dim} of {what}: the input has shape {shape}, the example had {known} there.{_size_hint(what)}"
         )
+
+
+def _size_hint(what: str) -> str:
+    if what.find("takes no other length") >= 0:  # a model that asserts a length does so in every trace
+        return ""
+    if what.find("a run at another length has failed") >= 0:
+        return f" {_hint()}. adaptive=True helps only if the model takes the length of this input."
+    return f" {_hint()}."
 
 
 # For TorchScript: see `text_of_form`.
