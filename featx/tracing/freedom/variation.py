@@ -434,7 +434,6 @@ def join_measured(graph: Graph, other: Graph, count: int | None = None) -> None:
 
 def measures_of(graph: Graph) -> list[Any]:
     """Return what was measured of the calls of a graph, in a form that compares. O(nodes)."""
-<<<<<<< HEAD
     keys = ("effects", "is_overwritten", "may_give_another_number")
     return [tuple(map(node.meta.get, keys)) for node in graph.nodes]
 
@@ -452,10 +451,3 @@ def _takes_another_length_apart(node: Node, twin: Node) -> bool:
     lengths = zip(whole, other, part, strict=False)
     # A part that is the whole may be the only one of any dimension.
     return any(size != now and (part == whole or size != taken) for size, now, taken in lengths)
-
-
-def _may_take_others(outcome: Outcome) -> bool:
-    return outcome.is_refusal and not outcome.is_assertion
-=======
-    return [(node.meta.get("effects"), node.meta.get("is_overwritten")) for node in graph.nodes]
->>>>>>> 1f3e226aac77e6eba51f781a9460a10eebfc46bd
