@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,8 +160,8 @@ def _limited(seconds: float) -> Generator[None]:
 def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeout: float) -> Iterator[Batch]:
     """Yield a batch for each list of numbers in `plan`, in this order.
 
-    Where a process that reads is lost, the samples of the batch are read again, each in a process of its own: one that
-    ends its process again is a failure.
+    Where a process that reads is lost, the samples of the batch are read again, one by one, and put together as they
+    would have been: one that ends its process again is a failure, and the others are a batch without it.
 
     Args:
         samples: what is read.
@@ -210,9 +211,11 @@ class _LostError(Exception):
 
 def _batches(
     samples: Samples, plan: Sequence[list[int]], workers: int, timeout: float, signal_of_children: _ChildSignal,
-    ahead: int = _READ_AHEAD,
-) -> Iterator[Batch]:  # fmt: skip
-    """Yield a batch for each list of numbers. Each process begins at most `ahead` of them before they are needed.
+    ahead: int = _READ_AHEAD, collate: Callable[[list[tuple[int, Any]]], Any] | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """Yield a batch for each list of numbers, or what `collate` makes of the samples.
+
+    Each process begins at most `ahead` of them before they are needed.
 
     Raises:
         _LostError: a process died, or none has read a sample for too long.
@@ -221,7 +224,7 @@ def _batches(
     watched = _Watched(samples, timeout)
     loader = DataLoader(
         watched if workers else samples, batch_sampler=plan, num_workers=workers,
-        collate_fn=_sent if workers else _collated,
+        collate_fn=partial(_sent, collate or _collated) if workers else _collated,
         timeout=_SECONDS_BETWEEN_LOOKS if workers else 0,
         prefetch_factor=ahead if workers else None,
         generator=torch.Generator().manual_seed(_seed_of(plan)),  # or it would draw from torch's own
@@ -235,7 +238,7 @@ def _batches(
     signal_of_children.ignore()
     for _ in plan:
         batch = _next(found, watched, timeout) if workers else next(found)
-        yield unpack(batch) if isinstance(batch, Packed) else batch
+        yield _received(batch)
 
 
 def _seed_of(plan: Sequence[list[int]]) -> int:
@@ -265,27 +268,32 @@ def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
 def _one_by_one(
     samples: Samples, numbers: Sequence[int], timeout: float, loss: _LostError, signal_of_children: _ChildSignal
 ) -> Batch:
-    """Return samples that one process reads, each when it is needed; those that end it are failures.
+    """Return the batch of samples that one process reads, each when it is needed; those that end it are failures.
 
     Raises:
         _LostError: more of them are lost than can be read, or none is where a process hangs.
     """
-    batch, lost, place = Batch(), 0, 0
-    while place < len(numbers):
-        plan = [[number] for number in numbers[place:]]
+    found: list[tuple[int, Any]] = []
+    lost = 0
+    while len(found) < len(numbers):
+        plan = [[number] for number in numbers[len(found) :]]
         try:
-            for read in _batches(samples, plan, 1, timeout, signal_of_children, ahead=1):
-                batch.groups += read.groups
-                batch.failures += read.failures
-                place += 1
+            for read in _batches(samples, plan, 1, timeout, signal_of_children, ahead=1, collate=list):
+                found += tree_map(_copied, read)
         except _LostError as error:
-            batch.failures.append((numbers[place], f"the process that read it was lost: {_text_of(error)}"))
-            lost, place = lost + 1, place + 1
-            if 2 * lost > place + 1:
+            reason = f"the process that read it was lost: {_text_of(error)}"
+            found.append((numbers[len(found)], _Failed(reason)))
+            lost += 1
+            if 2 * lost > len(found) + 1:
                 raise
     if not lost and loss.hangs:
         raise loss
-    return batch
+    return _received(_packed(_collated(found)))  # packed as a batch that is sent: strides may change the last bits
+
+
+def _copied(leaf: Any) -> Any:
+    """Return a tensor in memory of this process: shared memory takes an open file for each."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class _ChildSignal:
@@ -311,17 +319,24 @@ class _ChildSignal:
             signal.signal(signal.SIGCHLD, self._of_torch)
 
 
-def _sent(samples: list[tuple[int, Any]]) -> Batch | Packed:
-    """Return a batch as it is sent from a process that reads: in shared memory.
+def _sent(collate: Callable[[list[tuple[int, Any]]], Any], samples: list[tuple[int, Any]]) -> Any:
+    """Return what `collate` makes of samples, as it is sent from a process that reads: in shared memory.
 
     Where that is full, the error is one of reading. A thread of the DataLoader, which would move the tensors there
     later, tells nobody of it.
     """
-    batch = _collated(samples)
-    sent = pack(batch) if number_of_tensors(batch.groups) > _MOST_TENSORS else batch
-    for tensor in sent.tensors.values() if isinstance(sent, Packed) else tensors_in(batch.groups):
+    sent = _packed(collate(samples))
+    for tensor in sent.tensors.values() if isinstance(sent, Packed) else tensors_in(sent):
         tensor.share_memory_()
     return sent
+
+
+def _packed(made: Any) -> Any:
+    return pack(made) if number_of_tensors(made) > _MOST_TENSORS else made
+
+
+def _received(sent: Any) -> Any:
+    return unpack(sent) if isinstance(sent, Packed) else sent
 
 
 def _collated(samples: list[tuple[int, Any]]) -> Batch:
