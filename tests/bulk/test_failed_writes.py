@@ -93,6 +93,32 @@ def test_a_disk_that_is_full_when_a_file_is_opened_is_told(
     assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_write_that_fails_while_the_shard_waits_to_be_finished_leaves_no_file(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, earlier: bool
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "features"
+    keys = make_photos(photos, 12)
+    if earlier:  # rows of an earlier file are written when the shard is finished
+        (photos / keys[0]).rename(tmp_path / "photo")
+        (photos / keys[0]).touch()
+        run(net, photos, output, format=kind)
+        (tmp_path / "photo").replace(photos / keys[0])
+
+    def fail(*_: Any) -> None:
+        time.sleep(0.2)  # the model's process waits for the end by then
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(formats._Writer, "add", fail)
+        with pytest.raises(featx.ExtractionError, match="is full"):
+            run(net, photos, output, format=kind, retry=earlier)
+    assert not [path for path in output.iterdir() if path.name.startswith(".tmp")]
+    table = run(net, photos, output, format=kind, retry=earlier)
+    assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
+
+
 class Numbers(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 200

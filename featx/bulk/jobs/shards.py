@@ -213,13 +213,14 @@ class _Writing:
 
     def finish(self) -> None:
         """Publish the shard, when all of its rows are written."""
-        shard, self._shard = self._shard, None
+        shard = self._shard
         if shard is None:
             return
         for number in sorted(shard.earlier):
             self._submit(shard.writer.add, [self._work.keys[number]], shard.earlier[number])
         self._submit(self._publish, shard)
         self._wait(0)
+        self._shard = None  # only now: after an error of a write that was waiting, its file is there still
 
     def abandon(self) -> None:
         """Leave the shard unfinished, after an error."""
