@@ -44,8 +44,8 @@ def test_shard_with_a_write_that_failed_is_not_published(
             raise OSError(28, "No space left on device")
         write(self, batch)
 
-    monkeypatch.setattr(formats, "_ROWS_OF_VECTORS", 4)
-    monkeypatch.setattr(formats, "_ROWS_OF_MAPS", 4)
+    monkeypatch.setattr(formats, "_ROWS_OF_PARQUET", 4)
+    monkeypatch.setattr(formats, "_ROWS_OF_ARROW", 4)
     monkeypatch.setattr(writer, "write", fail)
     with pytest.raises(featx.ExtractionError, match="is full"):
         run(net, photos, output, format=kind)
