@@ -313,10 +313,19 @@ def test_rows_go_through_the_model_in_the_same_batches_where_a_reader_was_killed
 
 
 class Drawn:
+    """Samples of random numbers; one kills the process that reads it, once, where there is a mark."""
+
+    def __init__(self, mark: Path | None = None) -> None:
+        self.mark = mark
+
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        is_reader = multiprocessing.parent_process() is not None
+        if index == 7 and is_reader and self.mark is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return torch.rand(2)
 
 
@@ -334,6 +343,21 @@ def test_random_transforms_draw_others_for_other_shards_and_by_the_seed(tmp_path
         assert len(set(found[-1])) == 24
     assert set(found[0]).isdisjoint(found[1])
     assert found[0] == found[2]
+
+
+@pytest.mark.slow
+def test_random_transforms_draw_the_same_whichever_process_reads(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity()).eval()
+    found: list[torch.Tensor] = []
+    for name, workers, mark in (("one", 1, None), ("two", 2, None), ("killed", 1, tmp_path / "mark")):
+        table = featx.extract(
+            model, {"0": "y"}, Drawn(mark), tmp_path / name, load=lambda sample: sample, batch_size=2,
+            rows_per_shard=4, workers=workers, progress=False,
+        )  # fmt: skip
+        found.append(table.tensor("y"))
+    assert (tmp_path / "mark").exists()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(
