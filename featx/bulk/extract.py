@@ -80,7 +80,8 @@ def extract(
     The job file in `output` says what the features depend on: the model's code and weights, what is done to each
     feature, the keys, the transform and the decoder. A job that differs in any of these is refused.
 
-    Memory is that of the model and of a few batches. Cost: see docs/bulk.md.
+    Memory is that of the model, of a few batches, and of the rows that are written together: some 64 MB of Parquet, or
+    16 rows of an Arrow file, a few times over. `retry` holds a shard. Cost: see docs/bulk.md.
 
     Args:
         model: what computes the features; an extractor where `nodes` is None. One with adaptive=True takes samples that

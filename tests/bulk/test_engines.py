@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import featx
 from featx.bulk.jobs import engines
+from featx.bulk.samples.loading import Samples, batches
+from featx.bulk.samples.sources import find_source
 
 from .conftest import Net, expected, make_photos, pixels
 from .test_resume import parts, run
@@ -48,6 +53,50 @@ def test_one_process_for_each_device(net: Net, photos: Path, tmp_path: Path) -> 
     own = {str(os.getpid())}
     assert len(set((tmp_path / "notes.txt").read_text().split()) - own) == 2
     assert torch.equal(shared.tensor("logits"), alone.tensor("logits"))
+
+
+class Drawing(Noting):
+    """A transform that draws random numbers of torch, Python and numpy too."""
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        return super().__call__(image) + torch.rand(()) + random.random() + np.random.rand()
+
+
+@pytest.mark.slow
+def test_processes_of_devices_keep_those_that_read(net: Net, photos: Path, tmp_path: Path) -> None:
+    drawing = Drawing(tmp_path / "notes.txt")
+    run(net, photos, tmp_path / "alone", transform=drawing, workers=1)
+    (tmp_path / "notes.txt").unlink()
+    table = run(net, photos, tmp_path / "shared", transform=drawing, workers=1, device=["cpu", "cpu"])
+    assert len(table.paths) == 4
+    own = {str(os.getpid())}
+    assert len(set((tmp_path / "notes.txt").read_text().split()) - own) == 2
+    assert parts(tmp_path / "shared") == parts(tmp_path / "alone")
+
+
+def test_shards_are_asked_for_when_there_is_time_to_read_them() -> None:
+    asked: list[int] = []
+
+    def plan() -> Iterator[list[int]]:
+        for number in range(20):
+            asked.append(number)
+            yield [number]
+
+    samples = Samples(find_source(torch.arange(20), None, has_load=True, output="out"), lambda item: item)
+    found: list[int] = []
+    for batch in batches(samples, plan(), workers=1, timeout=30):
+        found += batch.groups[0][0]
+        assert len(asked) <= len(found) + 3
+    assert found == list(range(20))
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_several_devices_leaves_no_file(net: Net, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "part-000000-of-000004.parquet").mkdir(parents=True)  # where a shard has to go
+    transform = Noting(tmp_path / "notes.txt")
+    with pytest.raises(featx.ExtractionError, match=r"cannot be written: .*part-000000"):
+        run(net, photos, tmp_path / "out", transform=transform, device=["cpu", "cpu"])
+    assert not [each for each in (tmp_path / "out").iterdir() if each.name.startswith(".tmp")]
 
 
 class Dies:

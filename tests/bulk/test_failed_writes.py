@@ -44,8 +44,8 @@ def test_shard_with_a_write_that_failed_is_not_published(
             raise OSError(28, "No space left on device")
         write(self, batch)
 
-    monkeypatch.setattr(formats, "_ROWS_OF_VECTORS", 4)
-    monkeypatch.setattr(formats, "_ROWS_OF_MAPS", 4)
+    monkeypatch.setattr(formats, "_ROWS_OF_PARQUET", 4)
+    monkeypatch.setattr(formats, "_ROWS_OF_ARROW", 4)
     monkeypatch.setattr(writer, "write", fail)
     with pytest.raises(featx.ExtractionError, match="is full"):
         run(net, photos, output, format=kind)
@@ -90,6 +90,32 @@ def test_a_disk_that_is_full_when_a_file_is_opened_is_told(
             run(net, photos, output, format=kind, rows_per_shard=10)
     assert not [path for path in output.iterdir() if path.name.startswith(".tmp")]
     table = run(net, photos, output, format=kind, rows_per_shard=10)
+    assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_write_that_fails_while_the_shard_waits_to_be_finished_leaves_no_file(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, earlier: bool
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "features"
+    keys = make_photos(photos, 12)
+    if earlier:  # rows of an earlier file are written when the shard is finished
+        (photos / keys[0]).rename(tmp_path / "photo")
+        (photos / keys[0]).touch()
+        run(net, photos, output, format=kind)
+        (tmp_path / "photo").replace(photos / keys[0])
+
+    def fail(*_: Any) -> None:
+        time.sleep(0.2)  # the model's process waits for the end by then
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(formats._Writer, "add", fail)
+        with pytest.raises(featx.ExtractionError, match="is full"):
+            run(net, photos, output, format=kind, retry=earlier)
+    assert not [path for path in output.iterdir() if path.name.startswith(".tmp")]
+    table = run(net, photos, output, format=kind, retry=earlier)
     assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
 
 

@@ -35,6 +35,28 @@ def test_polars(vectors: featx.FeatureTable) -> None:
     assert np.array_equal(frame["pooled"].to_numpy().astype(np.float16), vectors.tensor("pooled").numpy())
 
 
+def test_polars_reads_a_pattern(vectors: featx.FeatureTable, tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    assert polars.read_parquet(f"{tmp_path}/vectors/*.parquet")["key"].to_list() == vectors.keys
+
+
+@pytest.mark.slow
+def test_duckdb_compares_vectors(vectors: featx.FeatureTable, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    page = (Path(__file__).parents[2] / "docs" / "bulk.md").read_text()
+    query = page.split('duckdb.sql("""')[1].split('"""')[0]
+    for name, value in {
+        "C5::FLOAT[2048]": "logits::FLOAT[5]", "features/": f"{tmp_path}/vectors/", "a/b.jpg": vectors.keys[3],
+    }.items():  # fmt: skip
+        assert name in query
+        query = query.replace(name, value)
+    values = vectors.tensor("logits")
+    distances = 1 - torch.cosine_similarity(values, values[3:4])
+    found = duckdb.sql(query).fetchall()
+    assert [key for key, _ in found] == [vectors.keys[place] for place in distances.argsort()[:10]]
+    assert np.allclose([distance for _, distance in found], distances.sort().values[:10].numpy(), atol=1e-6)
+
+
 @pytest.mark.slow
 def test_duckdb(vectors: featx.FeatureTable) -> None:
     duckdb = pytest.importorskip("duckdb")

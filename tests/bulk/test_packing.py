@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +49,48 @@ def text(number: Any) -> dict[str, torch.Tensor]:
     return {"ids": torch.full((length,), int(number)), "mask": torch.ones(length, dtype=torch.long)}
 
 
-@pytest.mark.slow
-def test_batches_of_many_shapes_need_few_open_files(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Let this process open few files."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-    try:
-        table = featx.extract(
-            SumOfTexts(), {"output": "sum"}, torch.arange(300), tmp_path / "out", load=text, batch_size=128, workers=1,
-            timeout=20, progress=False,
-        )  # fmt: skip
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.slow
+def test_batches_of_many_shapes_need_few_open_files(tmp_path: Path, few_files: None) -> None:
+    pytest.importorskip("pyarrow")
+    table = featx.extract(
+        SumOfTexts(), {"output": "sum"}, torch.arange(300), tmp_path / "out", load=text, batch_size=128, workers=1,
+        timeout=20, progress=False,
+    )  # fmt: skip
     found = {int(row["key"]): float(row["sum"][0]) for row in table}
     assert found == {number: float(number * (1 + number % 90)) for number in range(300)}
+
+
+class Numbers:
+    """Samples of which one kills the process that reads it, once."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7 and multiprocessing.parent_process() is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([index, index])
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_read_one_by_one_needs_few_open_files(tmp_path: Path, few_files: None) -> None:
+    samples = Numbers(tmp_path / "mark")
+    table = featx.extract(
+        nn.Sequential(nn.Identity()).eval(), {"0": "y"}, samples, tmp_path / "out", transform=nn.Identity(),
+        batch_size=250, workers=1, timeout=20, progress=False,
+    )  # fmt: skip
+    assert samples.mark.exists()
+    assert table.tensor("y")[:, 0].tolist() == list(range(300))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -29,8 +30,8 @@ class Map(nn.Module):
 @pytest.fixture(params=["parquet", "arrow"])
 def table(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> featx.FeatureTable:
     """70 rows in three shards, of parts of 8 rows."""
-    monkeypatch.setattr(formats, "_ROWS_OF_VECTORS", 8)
-    monkeypatch.setattr(formats, "_ROWS_OF_MAPS", 8)
+    monkeypatch.setattr(formats, "_ROWS_OF_PARQUET", 8)
+    monkeypatch.setattr(formats, "_ROWS_OF_ARROW", 8)
     torch.manual_seed(0)
     return featx.extract(
         Map().eval(), {"linear": "vector", "output": "map"}, torch.randn(70, 4), tmp_path / "features",
@@ -97,3 +98,27 @@ def test_damaged_bytes_are_an_error(table: featx.FeatureTable) -> None:
             table[0]
     # A row of an Arrow file is read without its checksum, which is that of all rows.
     assert not featx.verify(file.parent).is_complete
+
+
+@pytest.mark.parametrize(
+    ("numbers", "count", "groups"),
+    [
+        (16, 2500, [1000, 1000, 500]),
+        (16_384, 1100, [1000, 100]),  # the largest vectors that are Parquet by themselves
+        (1_000_000, 40, [16, 16, 8]),
+        (20_000_000, 3, [1, 1, 1]),
+    ],
+)
+def test_row_groups_of_parquet_are_bounded_in_bytes_where_rows_are_large(
+    numbers: int, count: int, groups: list[int], tmp_path: Path
+) -> None:
+    writer = formats.open_writer(
+        tmp_path / "part", "parquet", [formats.Column("map", (numbers,), torch.float32)], {"shard": 0}
+    )
+    for start in range(0, count, 10):
+        keys = [str(number) for number in range(start, min(start + 10, count))]
+        writer.add(keys, {"map": torch.arange(start, start + len(keys)).float()[:, None].expand(-1, numbers)})
+    assert writer.finish([]) == count
+    file = pq.ParquetFile(tmp_path / "part")
+    assert [file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)] == groups
+    assert file.read(["key"]).column("key").to_pylist() == [str(number) for number in range(count)]

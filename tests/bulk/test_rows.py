@@ -272,11 +272,60 @@ def test_samples_that_cannot_be_read_beside_one_that_ends_its_process(
     assert table.tensor("y")[:, 0].tolist() == [number for number in range(24) if number not in (lost, *broken)]
 
 
+class EndsOnce:
+    """Samples of which one kills the process that reads it, once."""
+
+    def __init__(self, mark: Path, count: int) -> None:
+        self.mark, self.count = mark, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 21 and multiprocessing.parent_process() is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 18:
+            raise ValueError("damaged")
+        size = (3, 32, 32) if index % 8 < 6 else (3, 30, 32)
+        return torch.randn(size, generator=torch.Generator().manual_seed(index))
+
+
+@pytest.mark.slow
+def test_rows_go_through_the_model_in_the_same_batches_where_a_reader_was_killed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    ).eval()
+    samples = EndsOnce(tmp_path / "mark", 40)
+    table = featx.extract(
+        net, {"4": "y"}, samples, tmp_path / "out", transform=nn.Identity(), batch_size=8, workers=1,
+        rows_per_shard=40, progress=False,
+    )  # fmt: skip
+    assert samples.mark.exists()
+    assert [key for key, _ in table.errors] == ["18"]
+    for start in range(0, 40, 8):
+        for part in (range(start, start + 6), range(start + 6, start + 8)):  # of one shape
+            numbers = [number for number in part if number != 18]
+            with torch.no_grad():
+                rows = net(torch.stack([samples[number] for number in numbers]))
+            assert torch.equal(torch.stack([table.get(str(number))["y"] for number in numbers]), rows)
+
+
 class Drawn:
+    """Samples of random numbers; one kills the process that reads it, once, where there is a mark."""
+
+    def __init__(self, mark: Path | None = None) -> None:
+        self.mark = mark
+
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        is_reader = multiprocessing.parent_process() is not None
+        if index == 7 and is_reader and self.mark is not None and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return torch.rand(2)
 
 
@@ -294,6 +343,21 @@ def test_random_transforms_draw_others_for_other_shards_and_by_the_seed(tmp_path
         assert len(set(found[-1])) == 24
     assert set(found[0]).isdisjoint(found[1])
     assert found[0] == found[2]
+
+
+@pytest.mark.slow
+def test_random_transforms_draw_the_same_whichever_process_reads(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity()).eval()
+    found: list[torch.Tensor] = []
+    for name, workers, mark in (("one", 1, None), ("two", 2, None), ("killed", 1, tmp_path / "mark")):
+        table = featx.extract(
+            model, {"0": "y"}, Drawn(mark), tmp_path / name, load=lambda sample: sample, batch_size=2,
+            rows_per_shard=4, workers=workers, progress=False,
+        )  # fmt: skip
+        found.append(table.tensor("y"))
+    assert (tmp_path / "mark").exists()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, Protocol, cast
@@ -14,12 +16,14 @@ import torch
 
 from featx.bulk.extras import require
 from featx.bulk.jobs.progress import Progress
-from featx.bulk.jobs.shards import PendingSamples, Work, process_shards
+from featx.bulk.jobs.shards import PendingSamples, PendingShard, Work, process_shards
 from featx.bulk.samples.loading import reason_of
 from featx.errors import ExtractionError, FeatxError
 
 # How often a shard is handed out again after what did it was lost, and how many actors may fail to start.
 _ATTEMPTS = 3
+# By this a process of a device asks for a shard. It has so much time to end with the job.
+_NEXT, _SECONDS_TO_END = "next", 5.0
 # For how many seconds no actor of Ray may start, and how often that is said.
 _PATIENCE, _SAY_EVERY = 600.0, 30.0
 
@@ -46,20 +50,24 @@ class ThisProcess:
 
     def run(self, work: Work, todo: PendingSamples, progress: Progress) -> None:
         """Do shards."""
-        process_shards(work, todo, progress)
+        process_shards(work, todo.items(), progress)
 
 
 @dataclass(frozen=True)
 class OneProcessPerDevice:
-    """Hands shards to as many processes as there are devices; each has its own copy of the extractor."""
+    """Hands shards to as many processes as there are devices; each has its own copy of the extractor.
+
+    A process asks for its next shard when those that read for it have time, so that these go on from shard to shard.
+    """
 
     devices: Sequence[torch.device]
 
     def run(self, work: Work, todo: PendingSamples, progress: Progress) -> None:
         """Do shards."""
         context = multiprocessing.get_context("spawn")  # a process that has used CUDA cannot be forked
-        left = list(todo.items())
+        left = deque(todo.items())
         processes: dict[Any, Any] = {}  # by the connection to each
+        firsts: dict[Any, PendingShard] = {}  # one for each, or the first process to start may take them all
         try:
             for device in self.devices[: len(left)]:
                 ours, theirs = context.Pipe()
@@ -67,20 +75,14 @@ class OneProcessPerDevice:
                 self._start(process)
                 theirs.close()
                 processes[ours] = process
-                ours.send(left.pop(0))
+                firsts[ours] = left.popleft()
             running = set(processes)
             while running:
                 for each in cast("list[Any]", wait(list(running))):
-                    progress.add(*self._result(each))
-                    if left:
-                        each.send(left.pop(0))
-                    else:
+                    if not self._goes_on(each, firsts, left, progress):
                         running.remove(each)
         finally:
-            for connection, process in processes.items():
-                connection.close()
-                process.terminate()
-                process.join()
+            _end(processes)
 
     def _start(self, process: Any) -> None:
         try:
@@ -92,9 +94,15 @@ class OneProcessPerDevice:
                 "takes them as they are"
             ) from error
 
-    def _result(self, connection: Any) -> tuple[int, int, int, int]:
+    def _goes_on(
+        self, connection: Any, firsts: dict[Any, PendingShard], left: deque[PendingShard], progress: Progress
+    ) -> bool:
+        """Give a process the shard that it asks for, or count what it has done; return False when it has ended."""
         try:
             found = connection.recv()
+            if found == _NEXT:
+                connection.send(firsts.pop(connection, None) or (left.popleft() if left else None))
+                return True
         except (EOFError, OSError):
             raise ExtractionError(
                 f"one of the processes for {', '.join(map(str, self.devices))} was lost. Nothing that was finished "
@@ -103,29 +111,52 @@ class OneProcessPerDevice:
             ) from None
         if isinstance(found, Exception):
             raise found
-        return found
+        if found is not None:
+            progress.add(*found)
+        return found is not None
+
+
+def _end(processes: Mapping[Any, Any]) -> None:
+    """End processes: each notices when it tells of its next batch, removes what it was writing, and ends."""
+    for connection in processes:
+        connection.close()
+    limit = time.monotonic() + _SECONDS_TO_END
+    for process in processes.values():
+        process.join(max(0.0, limit - time.monotonic()))
+        process.terminate()
+        process.join()
 
 
 def _serve(connection: Any, work: Work, device: torch.device) -> None:
-    """Do the shards that come through a connection, and send back what was done, or the error."""
-    own = replace(work, runner=work.runner.moved(device))
-    while True:
-        try:
-            shard, numbers = connection.recv()
-        except EOFError:
-            return
-        try:
-            done: Any = process_shard(own, shard, numbers)
-        except Exception as error:  # whatever ends the job
-            done = error if isinstance(error, (ExtractionError, OSError)) else ExtractionError(reason_of(error))
-        connection.send(done)
+    """Do the shards that are asked for through a connection, and send back what was done, at last None or the error."""
+    try:
+        own = replace(work, runner=work.runner.moved(device))
+        process_shards(own, _asked_for(connection), _Told(connection))
+        last = None
+    except Exception as error:  # whatever ends the job
+        last = error if isinstance(error, (ExtractionError, OSError)) else ExtractionError(reason_of(error))
+    with suppress(OSError):  # the process of the job has ended
+        connection.send(last)
 
 
-def process_shard(work: Work, shard: int, numbers: Sequence[int]) -> tuple[int, int, int, int]:
-    """Do one shard; return what `Progress.add` takes."""
-    progress = Progress(len(numbers), is_shown=False)
-    process_shards(work, {shard: numbers}, progress)
-    return progress.samples, progress.bytes, progress.failures, progress.not_finite
+def _asked_for(connection: Any) -> Iterator[PendingShard]:
+    """Yield the shards that the process of the job gives, as long as it has some."""
+    with suppress(OSError, EOFError):  # it has ended
+        connection.send(_NEXT)
+        while (shard := connection.recv()) is not None:
+            yield shard
+            connection.send(_NEXT)
+
+
+class _Told(Progress):
+    """Tells the process of the job what is done."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(0, is_shown=False)
+        self._connection = connection
+
+    def add(self, samples: int, size: int, failures: int, not_finite: int = 0) -> None:
+        self._connection.send((samples, size, failures, not_finite))
 
 
 @dataclass(frozen=True)
@@ -275,4 +306,6 @@ class _Actor:
         if self._work is None:
             work: Work = require("ray", "Ray hands out shards to actors").get(self._shared[0])
             self._work = replace(work, runner=work.runner.moved(self._device))
-        return process_shard(self._work, shard, numbers)
+        progress = Progress(len(numbers), is_shown=False)
+        process_shards(self._work, [(shard, numbers)], progress)
+        return progress.samples, progress.bytes, progress.failures, progress.not_finite

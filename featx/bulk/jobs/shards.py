@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, tee
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ _WAITING = 4
 _READING = 16
 
 
-# The numbers of the samples to compute, by number of the shard.
+# The number of a shard, and those of its samples to compute; rows of others are taken from its file.
+PendingShard = tuple[int, Sequence[int]]
+# Such shards, by their number.
 PendingSamples = Mapping[int, Sequence[int]]
 
 
@@ -87,25 +89,28 @@ def _footer(job: Job, folder: Folder, shard: int) -> Footer | None:
     return footer if is_whole and is_own else None
 
 
-def process_shards(work: Work, todo: PendingSamples, progress: Progress) -> None:
+def process_shards(work: Work, todo: Iterable[PendingShard], progress: Progress) -> None:
     """Do the samples of shards, in their order.
 
     Args:
         work: what is done.
-        todo: by number of the shard, the numbers of samples to compute; rows of others are taken from its file.
+        todo: shards, which are taken as the processes that read have time for them. It must not raise.
         progress: is notified of each batch.
 
     Raises:
         ExtractionError: the folder cannot be written, or a process that reads is lost. Finished shards stay.
     """
-    fewest = work.runner.fewest
-    plan = [(shard, numbers) for shard, each in todo.items() for numbers in _chunks(each, work.batch_size, fewest)]
-    found = batches(work.samples, [list(numbers) for _, numbers in plan], workers=work.workers, timeout=work.timeout)
+    size, fewest = work.batch_size, work.runner.fewest
+    # Batches are planned for those that read before they are computed here.
+    ahead, plan = tee((shard, numbers) for shard in todo for numbers in _chunks(shard[1], size, fewest))
+    found = batches(
+        work.samples, (list(numbers) for _, numbers in ahead), workers=work.workers, timeout=work.timeout
+    )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
         writing = _Writing(work, pool, progress)
         try:
             for (shard, _), batch in zip(plan, found, strict=True):
-                writing.at(shard, todo)
+                writing.at(*shard)
                 writing.put(*_computed(work.runner, batch))
             writing.finish()
         except BaseException:
@@ -177,8 +182,8 @@ class _Writing:
         self._shard: _Shard | None = None
         self._waiting: list[Future[None]] = []
 
-    def at(self, number: int, todo: PendingSamples) -> None:
-        """Go on with a shard; one that comes before it is finished."""
+    def at(self, number: int, pending: Sequence[int]) -> None:
+        """Go on with a shard, of which these samples are computed; one that comes before it is finished."""
         if self._shard is not None and self._shard.number == number:
             return
         self.finish()
@@ -191,7 +196,7 @@ class _Writing:
                 path.unlink(missing_ok=True)
                 raise
         self._shard = _Shard(number, path, writer)
-        if len(todo[number]) < len(job.numbers(number)):
+        if len(pending) < len(job.numbers(number)):
             self._shard.earlier = self._earlier(number)
 
     def put(self, numbers: list[int], rows: Rows, failures: list[tuple[int, str]]) -> None:
@@ -213,13 +218,14 @@ class _Writing:
 
     def finish(self) -> None:
         """Publish the shard, when all of its rows are written."""
-        shard, self._shard = self._shard, None
+        shard = self._shard
         if shard is None:
             return
         for number in sorted(shard.earlier):
             self._submit(shard.writer.add, [self._work.keys[number]], shard.earlier[number])
         self._submit(self._publish, shard)
         self._wait(0)
+        self._shard = None  # only now: after an error of a write that was waiting, its file is there still
 
     def abandon(self) -> None:
         """Leave the shard unfinished, after an error."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import random
 import re
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from featx.bulk.samples.packing import Packed, number_of_tensors, pack, unpack
+from featx.bulk.samples.plan import Plan
 from featx.bulk.samples.sources import Source
 from featx.errors import ExtractionError
 from featx.tree import tensors_in, tree_leaves, tree_map
@@ -33,6 +37,8 @@ _READ_AHEAD = 2
 _MOST_LOST_IN_A_ROW = 3
 # Of more tensors in one batch, as samples of many shapes have, those of each dtype are sent as one.
 _MOST_TENSORS = 16
+# Seeds of two jobs differ by it, so that no sample of one draws what another sample of the other draws.
+_LARGE_AND_ODD = 0x9E3779B97F4A7C15
 # What is another one in each run: where an object lies in memory, as in `<_io.BytesIO object at 0x7f26b4652340>`, and
 # the number of a process, as in `DataLoader worker (pid(s) 31683) exited unexpectedly`.
 _OF_THE_RUN = re.compile(r" at 0x[0-9a-f]+| \(pid(?:\(s\))? [0-9, ]+\)")
@@ -69,6 +75,8 @@ class Samples(Dataset[Any]):
     def __init__(self, source: Source, read: Callable[[Any], Any]) -> None:
         self._source = source
         self._read = read
+        # That of the process of the job, for those that read.
+        self.seed = torch.initial_seed()
 
     def key(self, index: int) -> str:
         """Return the key of a sample."""
@@ -120,7 +128,11 @@ def _text_of(error: BaseException) -> str:
 
 
 class _Watched(Dataset[Any]):
-    """Samples that processes read: one that takes too long is a failure, and each one is counted."""
+    """Samples that processes read: one that takes too long is a failure, and each one is counted.
+
+    What a random transform draws depends on the number of the sample and on the seed of the job alone: processes may be
+    lost, and several devices share the shards.
+    """
 
     def __init__(self, samples: Samples, seconds: float) -> None:
         self._samples = samples
@@ -129,6 +141,7 @@ class _Watched(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
         try:
+            _seed(self._samples.seed * _LARGE_AND_ODD + index)
             with _limited(self._seconds):
                 return self._samples[index]
         except TimeoutError as error:  # of the last moment
@@ -136,6 +149,14 @@ class _Watched(Dataset[Any]):
         finally:
             with self.count.get_lock():
                 self.count.value += 1
+
+
+def _seed(number: int) -> None:
+    """Seed the generators of torch, Python and numpy."""
+    torch.default_generator.manual_seed(number % 2**63)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number % 2**32)
 
 
 @contextmanager
@@ -156,43 +177,44 @@ def _limited(seconds: float) -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def batches(samples: Samples, plan: Sequence[list[int]], *, workers: int, timeout: float) -> Iterator[Batch]:
-    """Yield a batch for each list of numbers in `plan`, in this order.
+def batches(samples: Samples, plan: Iterable[list[int]], *, workers: int, timeout: float) -> Iterator[Batch]:
+    """Yield a batch for each list of numbers in `plan`, in this order; lists are taken as processes have time for them.
 
-    Where a process that reads is lost, the samples of the batch are read again, each in a process of its own: one that
-    ends its process again is a failure.
+    Where a process that reads is lost, the samples of the batch are read again, one by one, and put together as they
+    would have been: one that ends its process again is a failure, and the others are a batch without it.
 
     Args:
         samples: what is read.
-        plan: numbers of samples.
+        plan: numbers of samples. It must not raise.
         workers: how many processes read; 0 reads in this one.
         timeout: seconds that reading one sample may take in a process of its own; one that takes longer is a failure.
 
     Raises:
         ExtractionError: processes cannot be started, or are lost whatever they read, as where shared memory is full.
     """
-    done = lost_in_a_row = 0
+    left, lost_in_a_row = Plan(plan), 0
     most = _MOST_LOST_IN_A_ROW + _READ_AHEAD * workers
     with _ChildSignal() as signal_of_children:
-        while done < len(plan):
+        while left.first():
             try:
-                for batch in _batches(samples, plan[done:], workers, timeout, signal_of_children):
-                    done, lost_in_a_row = done + 1, 0
+                for batch in _batches(samples, left, workers, timeout, signal_of_children):
+                    lost_in_a_row = 0
                     yield batch
                 continue
             except _LostError as loss:
+                numbers = left.first()
                 try:
-                    batch = _one_by_one(samples, plan[done], timeout, loss, signal_of_children)
+                    batch = _one_by_one(samples, numbers, timeout, loss, signal_of_children)
                     lost_in_a_row += 1  # also where the process has read ahead, and this batch is not to blame
                     if lost_in_a_row > most:
                         raise loss
                 except _LostError as error:
                     raise ExtractionError(
-                        f"a process that reads samples was lost or hangs, at '{samples.key(plan[done][0])}' or up to "
-                        f"{len(plan[done]) - 1} samples after it: {loss}. Nothing that was written is lost; start the "
+                        f"a process that reads samples was lost or hangs, at '{samples.key(numbers[0])}' or up to "
+                        f"{len(numbers) - 1} samples after it: {loss}. Nothing that was written is lost; start the "
                         "job again to go on, with fewer workers, or more shared memory (/dev/shm)"
                     ) from error
-            done += 1
+            left.finish_first()
             yield batch
 
 
@@ -209,10 +231,12 @@ class _LostError(Exception):
 
 
 def _batches(
-    samples: Samples, plan: Sequence[list[int]], workers: int, timeout: float, signal_of_children: _ChildSignal,
-    ahead: int = _READ_AHEAD,
-) -> Iterator[Batch]:  # fmt: skip
-    """Yield a batch for each list of numbers. Each process begins at most `ahead` of them before they are needed.
+    samples: Samples, plan: Plan, workers: int, timeout: float, signal_of_children: _ChildSignal,
+    ahead: int = _READ_AHEAD, collate: Callable[[list[tuple[int, Any]]], Any] | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """Yield a batch for each list of numbers, or what `collate` makes of the samples, and note it in the plan.
+
+    Each process begins at most `ahead` of them before they are needed.
 
     Raises:
         _LostError: a process died, or none has read a sample for too long.
@@ -221,11 +245,11 @@ def _batches(
     watched = _Watched(samples, timeout)
     loader = DataLoader(
         watched if workers else samples, batch_sampler=plan, num_workers=workers,
-        collate_fn=_sent if workers else _collated,
+        collate_fn=partial(_sent, collate or _collated) if workers else _collated,
         timeout=_SECONDS_BETWEEN_LOOKS if workers else 0,
         prefetch_factor=ahead if workers else None,
-        generator=torch.Generator().manual_seed(_seed_of(plan)),  # or it would draw from torch's own
-    )  # fmt: skip  # pyright: ignore[reportArgumentType] - a list of lists is a batch sampler
+        generator=torch.Generator(),  # or it would draw from torch's own
+    )  # fmt: skip  # pyright: ignore[reportArgumentType] - what yields lists is a batch sampler
     try:
         found = iter(loader)
     except (pickle.PicklingError, AttributeError, AssertionError, TypeError, OSError, RuntimeError) as error:
@@ -233,14 +257,10 @@ def _batches(
             f"no process can be started that reads samples: {reason_of(error)}. workers=0 reads in this one"
         ) from error
     signal_of_children.ignore()
-    for _ in plan:
+    while plan.first():
         batch = _next(found, watched, timeout) if workers else next(found)
-        yield unpack(batch) if isinstance(batch, Packed) else batch
-
-
-def _seed_of(plan: Sequence[list[int]]) -> int:
-    """Return the seed of random transforms: by that of torch, another one for other samples, the same in each run."""
-    return (torch.initial_seed() + plan[0][0]) % 2**63
+        plan.finish_first()
+        yield _received(batch)
 
 
 def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
@@ -265,27 +285,32 @@ def _next(found: Iterator[Any], watched: _Watched, timeout: float) -> Any:
 def _one_by_one(
     samples: Samples, numbers: Sequence[int], timeout: float, loss: _LostError, signal_of_children: _ChildSignal
 ) -> Batch:
-    """Return samples that one process reads, each when it is needed; those that end it are failures.
+    """Return the batch of samples that one process reads, each when it is needed; those that end it are failures.
 
     Raises:
         _LostError: more of them are lost than can be read, or none is where a process hangs.
     """
-    batch, lost, place = Batch(), 0, 0
-    while place < len(numbers):
-        plan = [[number] for number in numbers[place:]]
+    found: list[tuple[int, Any]] = []
+    lost = 0
+    while len(found) < len(numbers):
+        plan = Plan([number] for number in numbers[len(found) :])
         try:
-            for read in _batches(samples, plan, 1, timeout, signal_of_children, ahead=1):
-                batch.groups += read.groups
-                batch.failures += read.failures
-                place += 1
+            for read in _batches(samples, plan, 1, timeout, signal_of_children, ahead=1, collate=list):
+                found += tree_map(_copied, read)
         except _LostError as error:
-            batch.failures.append((numbers[place], f"the process that read it was lost: {_text_of(error)}"))
-            lost, place = lost + 1, place + 1
-            if 2 * lost > place + 1:
+            reason = f"the process that read it was lost: {_text_of(error)}"
+            found.append((numbers[len(found)], _Failed(reason)))
+            lost += 1
+            if 2 * lost > len(found) + 1:
                 raise
     if not lost and loss.hangs:
         raise loss
-    return batch
+    return _received(_packed(_collated(found)))  # packed as a batch that is sent: strides may change the last bits
+
+
+def _copied(leaf: Any) -> Any:
+    """Return a tensor in memory of this process: shared memory takes an open file for each."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class _ChildSignal:
@@ -311,17 +336,24 @@ class _ChildSignal:
             signal.signal(signal.SIGCHLD, self._of_torch)
 
 
-def _sent(samples: list[tuple[int, Any]]) -> Batch | Packed:
-    """Return a batch as it is sent from a process that reads: in shared memory.
+def _sent(collate: Callable[[list[tuple[int, Any]]], Any], samples: list[tuple[int, Any]]) -> Any:
+    """Return what `collate` makes of samples, as it is sent from a process that reads: in shared memory.
 
     Where that is full, the error is one of reading. A thread of the DataLoader, which would move the tensors there
     later, tells nobody of it.
     """
-    batch = _collated(samples)
-    sent = pack(batch) if number_of_tensors(batch.groups) > _MOST_TENSORS else batch
-    for tensor in sent.tensors.values() if isinstance(sent, Packed) else tensors_in(batch.groups):
+    sent = _packed(collate(samples))
+    for tensor in sent.tensors.values() if isinstance(sent, Packed) else tensors_in(sent):
         tensor.share_memory_()
     return sent
+
+
+def _packed(made: Any) -> Any:
+    return pack(made) if number_of_tensors(made) > _MOST_TENSORS else made
+
+
+def _received(sent: Any) -> Any:
+    return unpack(sent) if isinstance(sent, Packed) else sent
 
 
 def _collated(samples: list[tuple[int, Any]]) -> Batch:

@@ -30,8 +30,9 @@ _TYPES = {
     torch.float16: "float16", torch.float32: "float32", torch.float64: "float64", torch.bool: "bool_",
     torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
 }  # fmt: skip
-# Rows that are flushed together: of vectors, and of maps, of which one may be a megabyte.
-_ROWS_OF_VECTORS, _ROWS_OF_MAPS = 1000, 16
+# Rows that are written together: in Parquet at most so many of at most so many bytes, and in Arrow files. They are part
+# of what the bytes of a file depend on, so that a job that goes on needs the same ones.
+_ROWS_OF_PARQUET, _BYTES_OF_PARQUET, _ROWS_OF_ARROW = 1000, 64 * 2**20, 16
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class _Writer:
         self._columns = columns
         self._about = dict(about)
         self._schema = _schema(self._arrow, columns)
-        self._group = _ROWS_OF_VECTORS if kind == "parquet" else _ROWS_OF_MAPS
+        self._group = _rows_of_group(columns) if kind == "parquet" else _ROWS_OF_ARROW
         # How many rows are in the file, and the error after which no more are written.
         self._count = 0
         self._error: Exception | None = None
@@ -268,6 +269,11 @@ class _Writer:
         self._file.write(self._arrow.record_batch(arrays, schema=self._schema))
         self._count += count
         reach("after the first rows")
+
+
+def _rows_of_group(columns: Sequence[Column]) -> int:
+    """Return how many rows of Parquet are written together: in memory they are held several times."""
+    return max(1, min(_ROWS_OF_PARQUET, _BYTES_OF_PARQUET // sum(column.bytes for column in columns)))
 
 
 class _ParquetFile:
