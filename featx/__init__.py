@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         RequestError,
         RootError,
         ScriptError,
+        SlowTraceWarning,
         SpecializationError,
         TargetError,
         TraceError,
@@ -139,6 +140,7 @@ __all__ = [
     "RootError",
     "ScriptError",
     "ShapeProp",
+    "SlowTraceWarning",
     "SpecializationError",
     "SubgraphMatcher",
     "TargetError",
@@ -182,8 +184,8 @@ _NAMES = {
         "ArgumentTypeError ControlFlowError CostError DrawingError DrawnAwayError ExtractionError FeatxError "
         "ForeignNodeError GraphError InputError LeftOutError LeftOutImportError MissingExtraError "
         "ModulePathError MutationError NodeInUseError NodeNameError NodeTargetError OpcodeError "
-        "OptimizationError PassError PatternError RequestError RootError ScriptError SpecializationError "
-        "TargetError TraceError UnsupportedArgumentError"
+        "OptimizationError PassError PatternError RequestError RootError ScriptError SlowTraceWarning "
+        "SpecializationError TargetError TraceError UnsupportedArgumentError"
     ),
     "featx.features.adaptive": "AdaptiveExtractor",
     "featx.features.backbone": "Backbone create_backbone",

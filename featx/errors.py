@@ -1,4 +1,4 @@
-"""Every error that featx raises, as one tree.
+"""Every error that featx raises, as one tree, and the warning that has a class of its own.
 
 FeatxError
 ├── GraphError              RuntimeError    a graph is malformed, or an edit would make it so
@@ -163,3 +163,7 @@ class NodeNameError(RequestError, KeyError):
 
 class DrawnAwayError(NodeNameError):
     """No node has the requested name where Python has decided by random numbers what runs, as with dropped layers."""
+
+
+class SlowTraceWarning(UserWarning):
+    """An extractor has traced its model again for an input of another kind, which took more than two seconds."""

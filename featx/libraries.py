@@ -139,6 +139,11 @@ def is_collecting_hook(hook: object) -> bool:
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
 
 
+def only_collects(module: nn.Module) -> bool:
+    """Say whether all forward hooks of a module are `collecting_hooks`, which the first call of a model registers."""
+    return not module._forward_pre_hooks and all(map(is_collecting_hook, module._forward_hooks.values()))
+
+
 def is_collecting_variable(variable: ContextVar[Any]) -> bool:
     """Say whether a context variable is that from which the hooks of `collecting_hooks` know what is asked for."""
     module = sys.modules.get("transformers.utils.output_capturing")

@@ -33,7 +33,8 @@ CAUGHT_TODAY = [
 
 def error_classes() -> list[type[Exception]]:
     classes = [value for _, value in inspect.getmembers(errors, inspect.isclass)]
-    return [each for each in classes if each.__module__ == errors.__name__ and issubclass(each, Exception)]
+    own = [each for each in classes if each.__module__ == errors.__name__]
+    return [each for each in own if issubclass(each, Exception) and not issubclass(each, Warning)]
 
 
 @pytest.mark.parametrize(("error", "builtin"), CAUGHT_TODAY)

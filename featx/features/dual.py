@@ -126,11 +126,15 @@ class DualGraphModule(GraphModule):
                 state.update(resting)
         super().train(mode)
         self._show_infos()
-        for path in self._exceptions.get(mode, ()):
+        self.keep_exceptions()
+        return self
+
+    def keep_exceptions(self) -> None:
+        """Put those parts into the other mode that the model itself keeps in it."""
+        for path in self._exceptions.get(self.training, ()):
             module = module_at(self, path)
             if module is not None:
-                module.training = not mode
-        return self
+                module.training = not self.training
 
     def _show_infos(self) -> None:
         infos = self.meta.get("feature_info", {}).get(self.training, FeatureInfos(()))
@@ -183,6 +187,11 @@ class DualGraphModule(GraphModule):
             self._cases.model._apply(fn)
             super()._apply(fn, recurse)
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if self._cases is not None:
+            self._cases.has_loaded = True
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _standalone_modules(self, example_inputs: Any) -> dict[bool, GraphModule]:
         modules = {mode: _with_graph(self, graph) for mode, graph in self._graphs().items()}

@@ -311,6 +311,10 @@ TEXT: dict[str, dict[str, Any]] = {
         "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 16,
     },
+    "Qwen2": {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 16,
+    },
     "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None},
 }  # fmt: skip
 
@@ -332,12 +336,49 @@ def test_eager_attentions_of_transformers(name: str, padded: bool) -> None:
     names = featx.get_graph_node_names(model, suppress_diff_warning=True, attention_probabilities=True)[1]
     wanted = [each for each in names if each.endswith("probabilities")]
     extractor = featx.create_feature_extractor(model, wanted, suppress_diff_warning=True)
-    batch |= {} if name == "Bert" else {"use_cache": False}  # type: ignore[dict-item]
-    found = list(extractor(**batch).values())
-    expected = eager(**batch, output_attentions=True).attentions
-    rows = batch["attention_mask"].bool()[:, None, :, None].expand_as(expected[0])  # of tokens that are no padding
-    assert len(found) == len(expected) == 2
-    assert all(torch.allclose(a[rows], b[rows], atol=1e-6) for a, b in zip(found, expected, strict=True))
+    given = {} if name == "Bert" else {"use_cache": False}
+    for inputs in (batch, {"input_ids": batch["input_ids"][:1, :3]}):
+        found = list(extractor(**inputs, **given).values())
+        expected = eager(**inputs, **given, output_attentions=True).attentions
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        rows = mask.bool()[:, None, :, None].expand_as(expected[0])  # of tokens that are no padding
+        assert len(found) == len(expected) == 2
+        assert all(torch.allclose(a[rows], b[rows], atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+class Grouped(nn.Module):
+    """Asks the values for a size if no mask is given, as transformers does for grouped queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.q, self.k, self.v = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embed(input_ids)
+        q, k, v = (
+            layer(x).view((*x.shape[:-1], -1, 2)).transpose(1, 2).contiguous() for layer in (self.q, self.k, self.v)
+        )
+        if attention_mask is None and k.shape[-1] == v.shape[-1] <= 256:
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+@pytest.mark.parametrize("starts_with_mask", [True, False])
+def test_values_of_which_a_size_alone_is_asked_are_not_computed(starts_with_mask: bool) -> None:
+    attention = Grouped().eval()
+    ids, mask = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    batches = [{"input_ids": ids, "attention_mask": mask}, {"input_ids": ids}]
+    extractor = extractor_of(attention, ["probabilities"], batches[not starts_with_mask])
+    assert "v.weight" not in extractor.state_dict()
+    for batch in batches:
+        q, k = (layer(attention.embed(ids)).view(2, 3, -1, 2).transpose(1, 2) for layer in (attention.q, attention.k))
+        scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 2**0.5
+        if "attention_mask" in batch:
+            scores = scores.masked_fill(mask[:, None, None] == 0, float("-inf"))
+        assert torch.allclose(extractor(**batch)["probabilities"], scores.softmax(-1), atol=1e-6)
+    assert "v.weight" not in extractor.state_dict()
 
 
 @pytest.mark.slow

@@ -231,23 +231,61 @@ def test_a_graph_that_somebody_has_edited_gets_no_others() -> None:
             each(**BATCHES["padded"])
 
 
-def test_an_input_that_needs_more_of_the_model_is_refused() -> None:
-    class Deeper(ByPadding):
-        def __init__(self) -> None:
-            super().__init__()
-            self.more = nn.Linear(4, 4)
+class Deeper(ByPadding):
+    """Has a layer and a dropout that run for inputs with a mask alone."""
 
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-            x = self.embed(input_ids)
-            return self.head(self.mix(x if attention_mask is None else self.more(x)).mean(1))
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
 
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embed(input_ids)
+        return self.head(self.mix(x if attention_mask is None else self.more(x)).mean(1))
+
+
+def test_parts_that_only_other_inputs_need_are_taken_from_the_model() -> None:
     model = Deeper().eval()
     extractor = extractor_of(model)
-    with pytest.raises(featx.SpecializationError, match=r"uses parts that this extractor does not have: more"):
-        extractor(**BATCHES["padded"])
+    copied = pickle.loads(pickle.dumps(extractor))
+    for batch in ("padded", "no mask", "more and longer"):
+        for each in (extractor, copied):
+            assert torch.equal(each(**BATCHES[batch])["head"], seen_by_hook(model, "head", BATCHES[batch]))
+    assert extractor.state_dict()["more.0.weight"] is not None
+    assert extractor.more[0].weight is model.more[0].weight
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_such_parts_are_in_the_mode_of_the_extractor(training: bool) -> None:
+    model = Deeper().train(not training)
+    extractor = extractor_of(model).train(training)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = extractor(**BATCHES["padded"])["head"]
+        torch.manual_seed(0)
+        expected = model.train(training)(**BATCHES["padded"])
+    assert torch.equal(found, expected)
+
+
+def test_an_extractor_with_a_loaded_state_dict_takes_no_weights_that_were_not_in_it() -> None:
+    model = Deeper().eval()
+    extractor = extractor_of(model)
+    extractor.load_state_dict(extractor_of(Deeper().eval()).state_dict())
+    for each in (extractor, copy.deepcopy(extractor)):
+        with pytest.raises(featx.SpecializationError, match=r"uses parts that this extractor does not have: more"):
+            each(**BATCHES["padded"])
     adaptive = featx.create_feature_extractor(model, ["head"], example_inputs=BATCHES["no mask"], adaptive=True)
     found = adaptive(**BATCHES["padded"])["head"]
     assert torch.equal(found, seen_by_hook(model, "head", BATCHES["padded"]))
+
+
+def test_tracing_again_for_seconds_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    extractor = extractor_of(ByPadding().eval())
+    monkeypatch.setattr("featx.features.building.cases._LONG", 0.0)
+    with pytest.warns(
+        featx.SlowTraceWarning, match=r"^ByPadding was traced again .* took \d+\.\d s: input 'attention_mask'"
+    ):
+        extractor(**BATCHES["padded"])
+    extractor(**BATCHES["padded"])  # without a warning, which would be an error
 
 
 def test_parts_without_tensors_in_the_state_dict_are_taken_from_the_model() -> None:

@@ -113,6 +113,22 @@ def test_hidden_states_that_transformers_collects_with_hooks_are_followed(path: 
         assert torch.equal(first(extractor(x)[path]), expected)
 
 
+def test_hooks_that_the_first_run_of_a_model_registers_keep_no_parts_in_an_extractor() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    tokens = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1}
+    texts, images = {**sizes, **tokens}, {**sizes, "image_size": 16, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=texts, vision_config=images)).eval()
+    inputs = {"input_ids": torch.randint(3, 40, (2, 5)), "pixel_values": torch.rand(2, 3, 16, 16)}
+    path = "text_model.encoder.layers.0"
+    extractors = [featx.create_feature_extractor(model, [path], example_inputs=inputs)]
+    expected = model(**inputs, output_hidden_states=True).text_model_output.hidden_states[1]
+    assert any(module._forward_hooks for module in model.vision_model.modules())
+    extractors.append(featx.create_feature_extractor(model, [path], example_inputs=inputs))
+    for extractor in extractors:
+        assert not any("vision_model" in name for name in extractor.state_dict())
+        assert torch.equal(first(extractor(**inputs)[path]), expected)
+
+
 @pytest.mark.parametrize("path", ["model.layers.0", "model.layers.1.mlp"])
 def test_what_transformers_collects_inside_of_layers_that_are_kept_whole_is_followed(path: str) -> None:
     torch.manual_seed(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from featx.codegen.bound import with_code_of_its_own
-from featx.errors import FeatxError, NodeNameError, SpecializationError
+from featx.errors import FeatxError, NodeNameError, SlowTraceWarning, SpecializationError
 from featx.examples import Example
 from featx.features.building.case_state import Case, check_case, left_by
 from featx.features.building.own_train import looked_into
@@ -20,7 +22,7 @@ from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.ir.graph import Graph
 from featx.ir.node import Node
-from featx.ir.paths import attribute_at
+from featx.ir.paths import attribute_at, module_at
 from featx.shared_attributes import share
 from featx.tracing.environment.compiler import is_in_jit_trace, not_compiled, not_compiled_itself
 from featx.tracing.side_effects.left import Left
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("featx")
 # If more graphs than this are needed, the inputs differ in a property that should be free.
 _MOST = 16
+# After so many seconds a user wonders what takes so long.
+_LONG = 2.0
 _Traced = TypeVar("_Traced")
 # Train mode, eval mode, or None: as the modules of the model are, some in one and some in the other.
 _ModeOrMixed = bool | None
@@ -61,6 +65,8 @@ class Cases:
         # The first graph for a model with parts in both modes, and the mode that each of its modules had then.
         self._mixed: Graph | None = None
         self._flags: dict[str, bool] = {}
+        # Whether the extractor has loaded a state dict, which says nothing of parts that it does not have.
+        self.has_loaded = False
 
     def start(self, train_graph: Graph, eval_graph: Graph, present: Graph) -> None:
         """Note that the first graphs are as they were traced.
@@ -112,10 +118,14 @@ class Cases:
                 return result
         if is_in_jit_trace():  # a trace of the model would become a part of that one
             raise refused[0]
+        start = time.perf_counter()
         case = self._traced(module, args, kwargs, refused[0])
+        seconds = time.perf_counter() - start
         result = case[1](module, *args, **with_defaults(module.graph, len(args), kwargs))
         self._further[mode].append(case)
         self._held_last[mode] = len(self._further[mode])
+        if seconds > _LONG:
+            _warn_of_slow_trace(type(self.model).__name__, seconds, refused[0])
         return result
 
     def graphs_for(self, module: DualGraphModule, args: Any, kwargs: Any) -> Iterator[Graph]:
@@ -154,16 +164,17 @@ class Cases:
             lambda: self._tracer.graph(self.model, mode, example, opened), [each.graph for each in known]
         )
         missing = sorted({str(node.target) for node in graph.nodes if self._is_missing(module, node)})
-        stateful = [path for path in missing if attribute_at(module, path) is not None or _is_saved(self.model, path)]
-        if stateful:
+        kept_back = [path for path in missing if self._may_differ_in_model(module, path)]
+        if kept_back:
             raise SpecializationError(
                 f"{refused} For this input the model uses parts that this extractor does not have: "
-                f"{', '.join(stateful[:5])}. With adaptive=True it has all of them."
+                f"{', '.join(kept_back[:5])}. Those of the model may not go with the present weights of the extractor. "
+                "With adaptive=True it has all of them."
             )
         case = Case(graph, example.without_large_values())
         self._check(case, known, module)
         for path in missing:
-            share(self.model, module, path)
+            _take(module, self.model, path, mode)
         run = module.compiled(graph)
         replaced = self._replaced_tensor(module, graph)
         if replaced is not None:
@@ -206,6 +217,13 @@ class Cases:
         # A module of a Feature is none of the model's.
         return own is None or (of_model is not None and type(own) is not type(of_model))
 
+    def _may_differ_in_model(self, module: DualGraphModule, path: str) -> bool:
+        """Say whether a missing part may be another one in the model than the extractor should have.
+
+        The extractor has parts of it that somebody may have exchanged, or has loaded a state dict without it.
+        """
+        return attribute_at(module, path) is not None or (self.has_loaded and _is_saved(self.model, path))
+
     def _replaced_tensor(self, module: DualGraphModule, graph: Graph) -> str | None:
         """Return the path of a tensor that a graph reads, and of which the extractor has another one than the model."""
         for path in dict.fromkeys(str(node.target) for node in graph.find_nodes(op="get_attr")):
@@ -218,7 +236,8 @@ class Cases:
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again: what runs them is no plain state.
-        return {**vars(Cases(self.model, self._tracer, self._first)), "_flags": self._flags}
+        state = vars(Cases(self.model, self._tracer, self._first))
+        return {**state, "_flags": self._flags, "has_loaded": self.has_loaded}
 
 
 def _flags_of(model: nn.Module) -> dict[str, bool]:
@@ -255,6 +274,25 @@ def has_names_of(graph: Graph, example: Example | None, kwargs: dict[str, Any]) 
     named = {node.target for node in graph.find_nodes(op="placeholder")}
     of_example = set() if example is None else example.kwargs.keys() - named
     return of_example == kwargs.keys() - named
+
+
+def _warn_of_slow_trace(name: str, seconds: float, refused: SpecializationError) -> None:
+    reason = str(refused).partition(". ")[0]  # without what to do about it
+    warnings.warn(
+        f"{name} was traced again for an input of another kind, which took {seconds:.1f} s: {reason}. Further inputs "
+        "of this kind run at once. To trace for them when the extractor is made, give such an input as example_inputs",
+        SlowTraceWarning,
+        stacklevel=3,
+    )
+
+
+def _take(extractor: DualGraphModule, model: nn.Module, path: str, mode: _ModeOrMixed) -> None:
+    """Give an extractor a part of the model, in this mode."""
+    share(model, extractor, path)
+    part = module_at(extractor, path)
+    if part is not None and mode is not None:
+        part.train(mode)
+        extractor.keep_exceptions()
 
 
 def _is_saved(root: nn.Module, path: str) -> bool:

@@ -8,9 +8,11 @@ from itertools import chain
 from torch import nn
 
 from featx.features.building.case_state import StateUse
+from featx.ir.ancestors import with_ancestors
 from featx.ir.effects import Effects
 from featx.ir.form import computes_form
 from featx.ir.graph import Graph
+from featx.ir.literal_sizes import literal_sizes
 from featx.ir.memory import MemoryGroups
 from featx.ir.module_effects import module_writes_state
 from featx.ir.node import Node
@@ -45,6 +47,8 @@ class Liveness:
         effects: the effects of its calls.
         memory: which values may share memory.
         possibly_returned: calls, with the inputs that they may return; these are in one group of `memory`.
+        literals: reads of sizes that a number takes the place of, so that what only a check asks for its size need not
+            be computed.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Liveness:
         self.memory.join_shared_state(root)
         self.possibly_returned: list[tuple[Node, Node]] = []
         self._join_inputs_that_may_be_returned()
+        self.literals = self._sizes_of_others()
         # What Python decided on the way to the requested values must still hold.
         hooks = self._gradient_hooks_of_requested()
         ahead = {each for node in requested for each in guards_ahead_of_return(node)}
@@ -71,6 +76,14 @@ class Liveness:
         while self._require_state_writers():
             self._sweep()
         self._keep_checks()
+
+    def _sizes_of_others(self) -> dict[Node, int]:
+        """Return the sizes that the graph states of values from which no requested one is computed, by their nodes."""
+        sizes = literal_sizes(self.graph)
+        needed = with_ancestors(self._requested) if sizes else set[Node]()
+        return {
+            node: size for node, size in sizes.items() if node not in self._requested and not _is_size_of(node, needed)
+        }
 
     def _gradient_hooks_of_requested(self) -> set[Node]:
         """Return the calls of `register_hook` and the like on requested values, which change gradients alone."""
@@ -129,8 +142,7 @@ class Liveness:
                 or not read_later.isdisjoint(self.memory.changed_by(node))
             ):
                 self.kept.add(node)
-                inputs = node.all_input_nodes
-                required.update(inputs)
+                required.update(each for each in node.all_input_nodes if each not in self.literals)
                 read_later |= self.memory.read_by(node)
                 draws_later = draws_later or effects.is_random
 
@@ -250,3 +262,9 @@ class Liveness:
             needed.add(node)
             pending += node.all_input_nodes
         return needed
+
+
+def _is_size_of(node: Node, values: set[Node]) -> bool:
+    """Say whether a node, which is an item of a shape, is a size of one of `values`."""
+    (shape,) = node.all_input_nodes
+    return not values.isdisjoint(shape.all_input_nodes)

@@ -76,6 +76,7 @@ class _Copying:
         self._checked = overwrites.unknown_calls_after(node for node in requested if node not in self._overwritten)
         # By nodes of the whole graph: what later nodes compute with, what is returned, and versions to check.
         self._copies: dict[Node, Node] = {}
+        self._literals = liveness.literals
         self._returned: dict[Node, Node] = {}
         self._versions: dict[Node, Node] = {}
         # Values of which a clone is returned, until the call comes that first writes over them; and by that call.
@@ -90,7 +91,7 @@ class _Copying:
         for each in self._written_by.get(node, ()):
             self._aside.remove(each)
             self._small.call_method("copy_", (copies[each], returned[each]))
-        copied = self._small.node_copy(node, lambda each: returned[each] if each in self._aside else copies[each])
+        copied = self._small.node_copy(node, self._copy_of)
         copies[node] = returned[node] = copied
         if node in self._checked:
             self._versions[node] = self._small.call_function(version_of, (copies[node],))
@@ -98,6 +99,12 @@ class _Copying:
             self._clone(node)
         if node.target is torch._C._set_grad_enabled:
             self._has_gradients = node.args[0] is not False
+
+    def _copy_of(self, node: Node) -> Node | int:
+        """Return what a later node computes with in the place of `node`."""
+        if node in self._literals:
+            return self._literals[node]
+        return self._returned[node] if node in self._aside else self._copies[node]
 
     def _clone(self, node: Node) -> None:
         # Gradients of later values flow through the value itself only if these are computed with the clone.

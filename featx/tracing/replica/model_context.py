@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from featx.errors import TraceError
 from featx.ir.memory import memory_of
 from featx.ir.modules import walk_modules
+from featx.libraries import only_collects
 from featx.tracing.environment.profile_hook import is_threading_object
 from featx.tracing.environment.recursion import nesting_depth_of
 from featx.tracing.file_globals.caches import Caches
@@ -73,7 +74,10 @@ class ModelContext:
         refuse_uninitialized(self.root)
         refuse_ambiguous(paths)
         self.levels = nesting_depth_of(paths.values())
-        self.hooked = [path for module, path in paths.items() if has_forward_hooks(module)]
+        # Hooks that only collect count as none: a model whose first call registers them has the same graph before it.
+        self.hooked = [
+            path for module, path in paths.items() if has_forward_hooks(module) and not only_collects(module)
+        ]
         self._tensors = ModelTensors(paths)
         self.device = _device_of(self._tensors.all, example)
         self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
