@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from featx.examples import Example, find_example, holds_inputs
-from featx.features.building.given_example import given_example
 from featx.features.describing.images import ImageInput, images_of
 from featx.ir.paths import module_at
 from featx.libraries import MASK_OF_PADDING
+from featx.tracing.inputs.given_example import given_example
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tree import tensors_in, tree_leaves
 
