@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -101,7 +101,7 @@ class ModelInputs:
         name = type(self._model).__name__
         error.add_note(f"{name} raised this on example_inputs, whose tensors have the shapes {shapes}")
         for each in example.args:
-            if holds_inputs(self._model, each):
+            if isinstance(each, Mapping) and holds_inputs(self._model, each):
                 error.add_note(f"A {type(each).__name__} has inputs by name; pass it with two stars: **inputs")
         tower = self._tower_that_takes(example, asked)
         if tower is not None:
