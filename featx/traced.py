@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featx.errors import ArgumentTypeError, FeatxError, InputError, SpecializationError
-from featx.examples import find_example, holds_inputs, inputs_of, refuse_shape, refused_guess
+from featx.examples import find_example, holds_inputs, inputs_in, inputs_of, refuse_shape, refused_guess
 from featx.ir.equality import is_same_graph
 from featx.ir.graph import Graph
 from featx.module import GraphModule, is_of_torch_fx
@@ -21,6 +21,7 @@ from featx.tracing.freedom.gradient_mode import asks_for_gradients
 from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import require_mode
+from featx.tracing.inputs.given_example import example_for
 from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.symbolic.tracer import Tracer
 
@@ -57,16 +58,40 @@ def trace(root: nn.Module | Callable[..., Any], *args: Any, example_inputs: Any 
             where and what to do.
         ArgumentTypeError: inputs are given in both ways, or `example_inputs` is something else.
     """
+    return _with_inputs(root, args, kwargs, example_inputs)[0]
+
+
+def _with_inputs(
+    root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], example_inputs: Any
+) -> tuple[GraphModule, tuple[Any, ...], dict[str, Any]]:
+    """Return a trace, and the inputs that it has followed.
+
+    A container that is given as in a call, and is no input that the model takes, holds the inputs, as `example_inputs`
+    does. That shows where the model raises.
+    """
     args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
-    return _graph_module(root, args, kwargs, guessed_from, example_inputs)
+    try:
+        return _graph_module(root, args, kwargs, guessed_from), args, kwargs
+    except FeatxError:
+        raise
+    except Exception as error:  # the model's own
+        is_container = len(args) == 1 and isinstance(args[0], (tuple, list, Mapping))
+        if kwargs or example_inputs is not None or not is_container:
+            raise
+        inside = inputs_in(args[0])
+        try:
+            return _graph_module(root, *inside, None), *inside
+        except Exception as other:  # whatever it is, the inputs are no better in this form
+            kind, took = type(args[0]).__name__, f"{type(other).__name__}: {other!s:.200}"
+            error.add_note(
+                f"This is for the {kind} as the only input. What is in it does not work as the inputs either ({took}). "
+                "Give the inputs as in a call of the model, or by example_inputs=..."
+            )
+        raise
 
 
 def _graph_module(
-    root: nn.Module | Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    guessed_from: str | None,
-    example_inputs: Any,
+    root: nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], guessed_from: str | None
 ) -> GraphModule:
     try:
         found, free_dims, is_for_both_modes = _checked_trace(root, args, kwargs)
@@ -75,9 +100,6 @@ def _graph_module(
     except Exception as error:  # the model's own
         if guessed_from is not None and isinstance(root, nn.Module):
             raise refused_guess(root, guessed_from, error) from error
-        if example_inputs is None and not kwargs and len(args) == 1 and isinstance(args[0], (tuple, list, dict)):
-            kind = type(args[0]).__name__
-            error.add_note(f"The {kind} was the only input; inputs in a {kind} are given by example_inputs=...")
         raise
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     if isinstance(root, nn.Module) and not is_for_both_modes:
@@ -144,11 +166,21 @@ def as_graph_module(
     # By its class: a model may have attributes of any name.
     has_graph = isinstance(root, GraphModule) or has_several_graphs(root) or is_of_torch_fx(root)
     if has_graph or not isinstance(root, nn.Module):
+        if len(args) == 1 and not kwargs and example_inputs is None and _is_container_for_graph(root, args[0]):
+            args, kwargs = inputs_in(args[0])
         args, kwargs = inputs_of(args, kwargs, example_inputs)
         made_with = getattr(root, "meta", {}).get("example") if may_be_meta and not args and not kwargs else None
         return (root, args, kwargs) if made_with is None else (root, made_with.args, made_with.kwargs)
-    args, kwargs, guessed_from = _inputs(root, args, kwargs, example_inputs)
-    return _graph_module(root, args, kwargs, guessed_from, example_inputs), args, kwargs
+    return _with_inputs(root, args, kwargs, example_inputs)
+
+
+def _is_container_for_graph(root: object, value: object) -> bool:
+    """Say whether a value that is given as the first input of a graph holds inputs: that one is a tensor in a trace."""
+    graph = getattr(root, "graph", None)
+    if not isinstance(value, (tuple, list, Mapping)) or not isinstance(graph, Graph):
+        return False
+    first = next(iter(graph.find_nodes(op="placeholder")), None)
+    return first is not None and "shape" in first.meta
 
 
 def has_several_graphs(module: object) -> bool:
@@ -183,8 +215,8 @@ def _inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any], str | None]:
     """Return the inputs of a call; without any, for a model that takes some, those of an example, and its source.
 
-    A dict whose keys are inputs of the model has them by name, as in `example_inputs`, where the first input is
-    declared to be a tensor: otherwise the dict may be that input.
+    A tuple, list or dict of inputs is read as in `example_inputs` where the first input is declared to be a tensor:
+    otherwise it may be that input.
     """
     if (
         len(args) == 1
@@ -194,6 +226,8 @@ def _inputs(
         and holds_inputs(root, args[0])
     ):
         args, example_inputs = (), args[0]
+    if isinstance(root, nn.Module) and example_inputs is not None and not args and not kwargs:
+        example_inputs = example_for(root, example_inputs)
     args, kwargs = inputs_of(args, kwargs, example_inputs)
     if args or kwargs or not isinstance(root, nn.Module) or not _needs_inputs(root):
         return args, kwargs, None

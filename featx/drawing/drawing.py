@@ -76,11 +76,12 @@ def draw(
     model = graph
     if inputs and isinstance(inputs[0], (str, os.PathLike)):
         raise ArgumentTypeError(f"draw takes the inputs of the model; to write a file, draw(...).save({inputs[0]!r})")
-    args, kwargs = inputs_of(inputs, {}, example_inputs)
-    if not isinstance(graph, Graph):
-        graph = as_graph_module(graph, args, kwargs)[0]
+    if isinstance(graph, Graph):
+        args, kwargs = inputs_of(inputs, {}, example_inputs)
+    else:
+        graph, args, kwargs = as_graph_module(graph, inputs, {}, example_inputs)
     module = graph if isinstance(graph, GraphModule) else None
-    if thumbnails and (module is None or not (args or kwargs)):
+    if thumbnails and (module is None or (not inputs and example_inputs is None)):
         raise ArgumentTypeError("thumbnails need a model or a GraphModule, and an image: draw(model, image, ...)")
     example = Example(args, kwargs, "the drawing")
     pictures = thumbnails_of(module, example, cast(nn.Module, model)) if thumbnails and module is not None else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from featx.tree import tensors_in, tree_map
 
 # How many elements a tensor has at least whose values are not kept.
 _LARGE = 1 << 20
+_OF_CONTAINERS = re.compile("dict|mapping|list|tuple|sequence|iterable|collection")
 
 
 @dataclass(frozen=True)
@@ -146,19 +148,27 @@ def inputs_of(
 
 
 def holds_inputs(model: nn.Module, value: object) -> bool:
-    """Say whether a value that is given as the first input of a model is a dict of inputs by name, and not that input.
+    """Say whether a value that is given as the first input of a model is a container of inputs, and not that input.
 
-    It is if the first input is declared to be a tensor, and all keys are inputs.
+    A dict of inputs by name, or a tuple or list of inputs by position, is one if the first input is declared to be a
+    tensor, and the model has such inputs.
     """
-    if not isinstance(value, Mapping) or not value:
+    if not isinstance(value, (Mapping, tuple, list)) or not value:
         return False
     signature = inspect.signature(model.forward)
     declared = str(next((each.annotation for each in signature.parameters.values()), ""))
-    if "Tensor" not in declared or any(kind in declared.lower() for kind in ("dict", "mapping")):
+    if not re.search(r"\bTensor\b", declared) or _OF_CONTAINERS.search(declared.lower()):
         return False
-    names = cast("Mapping[object, object]", value)
+    args, kwargs = inputs_in(value)
     try:
-        signature.bind_partial(**{str(name): None for name in names})
+        signature.bind_partial(*args, **kwargs)
     except TypeError:
         return False
-    return not names.keys().isdisjoint(signature.parameters)
+    return bool(args) or not kwargs.keys().isdisjoint(signature.parameters)
+
+
+def inputs_in(value: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional inputs in a tuple or list, or the inputs by name in a dict."""
+    if isinstance(value, Mapping):
+        return (), {str(name): each for name, each in cast("Mapping[object, Any]", value).items()}
+    return tuple(cast("Sequence[Any]", value)), {}

@@ -15,7 +15,13 @@ from featx.errors import RequestError, TraceError
 from featx.examples import Example
 from featx.features.building.build import CaseTracer
 from featx.features.building.case_state import Case, check_case
-from featx.features.building.cases import first_in_other_mode, has_names_of, trace_for_input, with_defaults
+from featx.features.building.cases import (
+    first_in_other_mode,
+    has_names_of,
+    inputs_by_name,
+    trace_for_input,
+    with_defaults,
+)
 from featx.features.building.raising_graph import is_raising
 from featx.features.building.rollback import RollbackRunner
 from featx.features.describing.info import FeatureInfos
@@ -105,10 +111,13 @@ class AdaptiveExtractor(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the requested values for these inputs.
 
+        A dict of inputs by name, such as what a tokenizer returns, may stand in place of them.
+
         Raises:
             TraceError: the model cannot be traced on these inputs.
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
+        args, kwargs = inputs_by_name(self.traced_model, args, kwargs)
         given, kwargs = kwargs, self._with_defaults(len(args), kwargs)
         traced: dict[DualGraphModule, _Traced] = self._traced
         # By mode, as a graph may hold in one and not in the other.

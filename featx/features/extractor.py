@@ -15,13 +15,13 @@ from featx.examples import Example
 from featx.features.adaptive import AdaptiveExtractor
 from featx.features.building.build import CaseTracer, Options, build
 from featx.features.building.feature_tracer import check_model
-from featx.features.building.given_example import given_example
 from featx.features.building.tracing_options import TracerName
 from featx.features.dual import DualGraphModule
 from featx.features.requests.edits import Edit
 from featx.features.requests.feature import Feature
 from featx.features.requests.request import Request, as_request
 from featx.tracing.example.tracer import CheckSizes
+from featx.tracing.inputs.given_example import given_example
 
 # A node by its name, a pattern of names, a module of the model, or a class of modules.
 Name = str | nn.Module | type[nn.Module]

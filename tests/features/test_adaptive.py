@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -351,3 +352,21 @@ def test_parts_of_the_model_come_before_what_it_says_of_its_own() -> None:
     model = Model()
     extractor = featx.create_feature_extractor(model, ["channels"], example_inputs=torch.rand(1, 2), adaptive=True)
     assert extractor.channels is model.channels
+
+
+def test_what_a_tokenizer_returns_is_taken_as_it_is() -> None:
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(9, 4), nn.Linear(4, 4)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            x = self.table(input_ids)
+            if attention_mask is not None:
+                x = x * attention_mask[..., None]
+            return self.last(x)
+
+    model, ids = Text().eval(), torch.randint(0, 9, (2, 5))
+    extractor = featx.create_feature_extractor(model, ["last"], example_inputs={"input_ids": ids})
+    for batch in (UserDict(input_ids=ids), UserDict(attention_mask=torch.zeros(2, 5), input_ids=ids)):
+        assert torch.equal(extractor(batch)["last"], model(**batch))

@@ -246,6 +246,57 @@ def test_a_model_that_scales_up_again_has_the_last_map_of_a_stride() -> None:
         featx.create_backbone(model, strides=(8,), example_inputs=torch.rand(2, 3, 64, 64))
 
 
+class PooledKeys(nn.Module):
+    """A stage with an attention whose keys and values have twice the stride of its queries."""
+
+    def __init__(self, channels: int, width: int, stride: int, product: str) -> None:
+        super().__init__()
+        self.down, self.keys = nn.Conv2d(channels, width, stride, stride), nn.Conv2d(width, width, 2, 2)
+        self.whole, self.product = nn.MultiheadAttention(width, 2), product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(x)
+        q, k = x.flatten(2).transpose(1, 2), self.keys(x).flatten(2).transpose(1, 2)
+        if self.product == "module":
+            y = self.whole(q.transpose(0, 1), k.transpose(0, 1), k.transpose(0, 1))[0].transpose(0, 1)
+        elif self.product == "fused":
+            y = nn.functional.scaled_dot_product_attention(q, k, k)
+        elif self.product == "einsum":
+            y = torch.einsum("bnm,bmc->bnc", torch.einsum("bnc,bmc->bnm", q, k).softmax(-1), k)
+        else:
+            y = torch.bmm((q @ k.mT).softmax(-1), k)
+        return x + y.transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize("product", ["module", "fused", "einsum", "bmm"])
+def test_keys_of_a_larger_stride_are_no_maps(product: str) -> None:
+    stages = [PooledKeys(*sizes, product) for sizes in ((3, 8, 4), (8, 16, 2), (16, 24, 2))]
+    model = nn.Sequential(*stages).eval()
+    backbone = featx.create_backbone(model, example_inputs=X)
+    assert backbone.strides == [4, 8, 16]
+    with torch.no_grad():
+        assert is_equal(backbone(X), hooked(model, "0", "1", "2"))
+
+
+class UNetWithAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2 = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 8, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.down1(x)
+        b = self.down2(a)
+        tokens = b.flatten(2)
+        attended = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).unflatten(2, b.shape[2:])
+        return self.up(attended) + a
+
+
+def test_the_smallest_map_of_a_model_that_attends_and_scales_up_again_is_found() -> None:
+    backbone = featx.create_backbone(UNetWithAttention().eval(), example_inputs=X)
+    assert backbone.strides == [2, 4]
+
+
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "stride": ({"strides": (3,)}, featx.RequestError, "no map of stride 3; it has 2, 4, 8, 16, 32"),
     "block": ({"blocks": (7,)}, featx.RequestError, "has 5 blocks; there is none of number 7"),

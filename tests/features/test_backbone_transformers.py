@@ -104,6 +104,13 @@ PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
             [4, 8, 16, 32],
             [f"encoder.stages.{n}.layers.{last}" for n, last in LAST_OF_ROWS],
         ),
+        (  # its keys and values have twice the stride of its queries
+            lambda: transformers.CvtModel(
+                transformers.CvtConfig(embed_dim=[8, 16, 24], num_heads=[1, 2, 3], depth=[1, 2, 3])
+            ).eval(),
+            [4, 8, 16],
+            [f"encoder.stages.{n}" for n in range(3)],
+        ),
     ],
     ids=[
         "Data2VecVision",
@@ -117,6 +124,7 @@ PVT = {"image_size": SIDE, "num_attention_heads": [1, 2, 3, 4]}
         "Swin2",
         "Swin3",
         "FocalNet",
+        "Cvt",
     ],
 )
 def test_maps_are_those_of_the_last_blocks(model: Any, strides: list[int], modules: list[str]) -> None:

@@ -150,6 +150,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a module of another model": ([nn.ReLU()], featx.RequestError, "a ReLU that is no part of the model"),
     "a class that is not there": ([nn.Conv3d], featx.NodeNameError, "Conv3d, and the model has no such module"),
     "nothing near": (["layr*"], featx.NodeNameError, "'layr\\*' in return_nodes matches no module.*'layer4'"),
+    "a container of another name": (["units.*"], featx.NodeNameError, r"Near are 'layer1\.\*', 'layer2\.\*'"),
     "one key for several": ({"layer*": "C"}, featx.RequestError, r"to all 4 values.*'C\*'"),
     "one key twice": ({"layer1": ["a", "a"]}, featx.RequestError, "the key 'a' to 'layer1' twice"),
     "no key in a list": ({"layer1": []}, featx.ArgumentTypeError, "or a list of them as keys"),

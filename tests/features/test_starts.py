@@ -395,3 +395,33 @@ def test_parts_of_objects_are_named_that_have_no_name_themselves() -> None:
     model, inputs = Net().eval(), (torch.rand(2, 4), torch.rand(2, 4))
     with pytest.raises(featx.RequestError, match=r"must have ('y', 'image'|'image', 'y') too"):
         featx.create_feature_extractor(model, ["output"], inputs=["text"], example_inputs=inputs)
+
+
+def test_a_start_that_nothing_requested_follows_from_is_refused(resnet: Any) -> None:
+    for inputs in (["layer2", "layer1"], ["layer1", "layer2"]):
+        with pytest.raises(featx.RequestError, match=r"'layer1' is not used: .* follows from 'layer2' alone"):
+            started(resnet, ["layer3"], inputs)
+    both = started(resnet, ["layer3", "layer1.1"], ["layer2", "layer1.0"])
+    first, second, third, last = values(resnet, "layer1.0", "layer2", "layer1.1", "layer3")
+    assert torch.equal(both(second, first)["layer3"], last)
+    assert torch.equal(both(second, first)["layer1.1"], third)
+
+
+class Averaging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = self.second(x) + self.mean
+        self.mean.copy_(x.mean(0))
+        return y
+
+
+def test_a_start_that_only_a_later_call_reads_is_used() -> None:
+    model, x, y = Averaging().eval(), torch.rand(3, 4), torch.rand(3, 4)
+    extractor = started(model, ["output"], ["first", "second"], x)
+    extractor(x, y)
+    assert torch.allclose(extractor(x, y)["output"], y + x.mean(0))

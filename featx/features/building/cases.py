@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import functools
 import logging
+<<<<<<< HEAD
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+=======
+from collections.abc import Callable, Iterable, Iterator, Mapping
+>>>>>>> 7f3a2469b650e9595477bbd25a57355dff4301b7
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from featx.codegen.bound import with_code_of_its_own
+<<<<<<< HEAD
 from featx.errors import FeatxError, NodeNameError, SlowTraceWarning, SpecializationError
 from featx.examples import Example
+=======
+from featx.errors import FeatxError, NodeNameError, SpecializationError
+from featx.examples import Example, holds_inputs, inputs_in
+>>>>>>> 7f3a2469b650e9595477bbd25a57355dff4301b7
 from featx.features.building.case_state import Case, check_case, left_by
 from featx.features.building.own_train import looked_into
 from featx.features.building.raising_graph import is_raising
@@ -98,6 +107,7 @@ class Cases:
             SpecializationError: no graph holds, and none can be made from the parts that the extractor has.
             TraceError: the model cannot be traced on these inputs.
         """
+        args, kwargs = inputs_by_name(self.model, args, kwargs)
         if not self.is_for(module.graph):
             return function(module, *args, **kwargs)
         mode = self._mode_of(module)
@@ -330,6 +340,13 @@ def trace_for_input(trace: Callable[[], _Traced], known: Iterable[Graph]) -> _Tr
             "If it needs that here, use an extractor of its own, made from the model after such a call: an extractor "
             "stores nothing on the model"
         ) from error
+
+
+def inputs_by_name(model: nn.Module, args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs of a call; a dict in their place, such as what a tokenizer returns, has them by name."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and holds_inputs(model, args[0]):
+        return inputs_in(cast("Mapping[str, Any]", args[0]))
+    return args, kwargs
 
 
 def with_cases(forward: MethodType, cases: Cases) -> MethodType:

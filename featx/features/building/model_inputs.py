@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 from featx.examples import Example, find_example, holds_inputs
-from featx.features.building.given_example import given_example
 from featx.features.describing.images import ImageInput, images_of
 from featx.ir.paths import module_at
 from featx.libraries import MASK_OF_PADDING
+from featx.tracing.inputs.given_example import given_example
 from featx.tracing.symbolic.inputs import PHBase
 from featx.tree import tensors_in, tree_leaves
 
@@ -101,7 +101,7 @@ class ModelInputs:
         name = type(self._model).__name__
         error.add_note(f"{name} raised this on example_inputs, whose tensors have the shapes {shapes}")
         for each in example.args:
-            if holds_inputs(self._model, each):
+            if isinstance(each, Mapping) and holds_inputs(self._model, each):
                 error.add_note(f"A {type(each).__name__} has inputs by name; pass it with two stars: **inputs")
         tower = self._tower_that_takes(example, asked)
         if tower is not None:

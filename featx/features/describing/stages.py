@@ -14,6 +14,7 @@ from featx.features.describing.declared_stages import declared_stages
 from featx.features.describing.images import ImageInput
 from featx.features.describing.maps import Stage, all_of, is_of_image, last_at_each_stride, maps_of
 from featx.features.describing.node_rows import TracedRows
+from featx.features.describing.side_branches import without_side_branches
 from featx.features.describing.table import NodeInfo
 from featx.ir.ancestors import with_ancestors
 from featx.ir.form import computed_from_inputs, sources_of_values
@@ -62,6 +63,7 @@ def stages_of(model: nn.Module, traced: TracedRows, image: ImageInput | None) ->
         made = {name: stages for name, stages in maps.items() if traced.nodes[name] in computed}
         made = _without_hooks(made, traced, model)
         made = _without_attention(_without_inner_operations(made, traced), traced)
+        made = without_side_branches(made, traced, dict(model.named_modules()))
         of_image = [each for each in all_of(made) if is_of_image(each, traced)]
         found = _in_order(last_at_each_stride(of_image, traced), traced)
         found = _of_container(found, made, set(of_image), traced)

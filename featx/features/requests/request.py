@@ -84,7 +84,8 @@ class Request(Mapping[str, str]):
             if not parts.add_pattern(pattern, key, free):
                 prefixes = {name[: place.start()] for name in names for place in re.finditer(r"\.|$", name)}
                 close = difflib.get_close_matches(_WILDCARDS.sub("", pattern), sorted(prefixes), n=3, cutoff=0.4)
-                hint = f" Near are {', '.join(map(repr, close))}." if close else ""
+                alike = close or _patterns_like(pattern, names)
+                hint = f" Near are {', '.join(map(repr, alike))}." if alike else ""
                 hint = hint_of_part(pattern, names) or hint
                 probabilities = as_probabilities(pattern)
                 if probabilities is not None and any(map(expression_of(probabilities).fullmatch, names)):
@@ -98,6 +99,18 @@ class Request(Mapping[str, str]):
                 )
         parts.keys.update(ahead)
         return parts.request()
+
+
+def _patterns_like(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return up to three patterns that match names and have `*` where `pattern` has it: `blocks.*` for `stages.*`."""
+    parts = pattern.split(".")
+    stars = [place for place, part in enumerate(parts) if part == "*"]
+    found: dict[str, None] = {}
+    for name in names:
+        own = name.split(".")[: len(parts)]
+        if stars and len(own) == len(parts) and all(own[place].isdigit() for place in stars):
+            found[".".join("*" if place in stars else part for place, part in enumerate(own))] = None
+    return list(found)[:3]
 
 
 def hint_of_part(name: str, known: Collection[str]) -> str:

@@ -93,7 +93,7 @@ class Starts:
             free_dims: which dimensions of the model's inputs may differ.
 
         Raises:
-            RequestError: something else has to be given too; the message names it.
+            RequestError: something else has to be given too, or an input is not used; the message names it.
         """
         keys = self.with_names(request)
         given: dict[Node, Node] = {}
@@ -117,6 +117,7 @@ class Starts:
         starts = list(given.values())
         _require_all(graph, starts, found.values(), self._parameters)
         _require_state(graph, starts, found.values(), root)
+        _require_use(graph, [start for node, start in given.items() if start is not node], found.values(), root)
         fixed = _drop_guards(graph, starts)
         if free_dims is not None:
             fixed.note_dims(free_dims)
@@ -185,6 +186,26 @@ def _require_state(graph: Graph, starts: Collection[Node], requested: Collection
             raise RequestError(
                 f"'{node.meta.get('qualified_name', node.name)}' lies before the inputs and changes what the model "
                 f"keeps, which the requested values read; inputs must have {inputs} too"
+            )
+
+
+def _require_use(graph: Graph, starts: Collection[Node], requested: Collection[Node], root: nn.Module) -> None:
+    """Raise where nothing that is requested, and no state that it reads, is computed from a value that is given."""
+    needed = with_ancestors(requested)
+    unused = [start for start in starts if start not in needed]
+    if not unused:
+        return
+    memory = MemoryGroups(graph, Effects(graph, root))
+    read = {group for node in needed if node.op != "placeholder" for group in memory.read_by(node)}
+    for start in unused:
+        if all(read.isdisjoint(memory.changed_by(node)) for node in _closure([start], graph) - {start}):
+            used = ", ".join(repr(shown_name(node)) for node in graph.find_nodes(op="placeholder") if node in needed)
+            from_what = (
+                f"all that is requested follows from {used} alone" if used else "what is requested needs no input"
+            )
+            raise RequestError(
+                f"the input '{shown_name(start)}' is not used: {from_what}; leave '{shown_name(start)}' out of inputs, "
+                "or request something that lies between"
             )
 
 

@@ -15,23 +15,35 @@ from featx.tracing.inputs.dict_inputs import keys_read_by
 
 
 def given_example(model: nn.Module, example_inputs: Any) -> Example:
-    """Return what a caller gave as `as_example`; a dict or list that is the one input of a model is that input.
+    """Return what a caller gave as `example_for`.
 
     A model of transformers gets `use_cache=False`, unless the caller says something of its cache, as in `find_example`.
 
     Raises:
         ArgumentTypeError: as for `as_example`.
     """
-    example = as_example(example_inputs)
-    if isinstance(example_inputs, Example):
-        return example
-    if type(example_inputs) is list and _takes_one_list(model, example.args):
-        return replace(example, args=(example_inputs,))
-    if example.kwargs and _takes_one_dict(model, example.kwargs):
-        return replace(example, args=(example_inputs,), kwargs={})
-    if hasattr(model, "main_input_name") and "past_key_values" not in example.kwargs:
+    example = example_for(model, example_inputs)
+    if (
+        not isinstance(example_inputs, Example)
+        and hasattr(model, "main_input_name")
+        and "past_key_values" not in example.kwargs
+    ):
         with suppress(TypeError):  # inputs that do not fit are refused when they are bound
             return example.with_options(without_cache(model), model.forward)
+    return example
+
+
+def example_for(model: nn.Module, example_inputs: Any) -> Example:
+    """Return what a caller gave as `as_example`; a dict or list that is the one input of a model is that input.
+
+    Raises:
+        ArgumentTypeError: as for `as_example`.
+    """
+    example = as_example(example_inputs)
+    if type(example_inputs) is list and _takes_one_list(model, example.args):
+        return replace(example, args=(example_inputs,))
+    if not isinstance(example_inputs, Example) and example.kwargs and _takes_one_dict(model, example.kwargs):
+        return replace(example, args=(example_inputs,), kwargs={})
     return example
 
 
