@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-<<<<<<< HEAD
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-=======
 from collections.abc import Callable, Iterable, Iterator, Mapping
->>>>>>> 7f3a2469b650e9595477bbd25a57355dff4301b7
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -18,13 +14,8 @@ import torch
 from torch import nn
 
 from featx.codegen.bound import with_code_of_its_own
-<<<<<<< HEAD
 from featx.errors import FeatxError, NodeNameError, SlowTraceWarning, SpecializationError
-from featx.examples import Example
-=======
-from featx.errors import FeatxError, NodeNameError, SpecializationError
 from featx.examples import Example, holds_inputs, inputs_in
->>>>>>> 7f3a2469b650e9595477bbd25a57355dff4301b7
 from featx.features.building.case_state import Case, check_case, left_by
 from featx.features.building.own_train import looked_into
 from featx.features.building.raising_graph import is_raising
