@@ -6,6 +6,7 @@ import copy
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, cast
@@ -404,6 +405,17 @@ class GraphModule(nn.Module):
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.code}"
+
+    def _heading(self) -> str:
+        return f"{self._class_name}, {len(self.graph.nodes)} nodes"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: modules and code folded."""
+        folded = (
+            f"<details><summary>{what}</summary><pre>{escape(text)}</pre></details>"
+            for what, text in (("modules", nn.Module.__repr__(self)), ("code", self.code))
+        )
+        return f"<pre>{escape(self._heading())}</pre>{''.join(folded)}"
 
 
 def _names_of_state(kind: type[GraphModule]) -> set[str]:

@@ -146,6 +146,10 @@ class DualGraphModule(GraphModule):
         infos = self.meta.get("feature_info", {}).get(self.training)
         return f"{infos}\n\n{super().__repr__()}" if infos else super().__repr__()
 
+    def _heading(self) -> str:
+        infos = self.meta.get("feature_info", {}).get(self.training)
+        return str(infos) if infos else super()._heading()
+
     def graph_modules_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[GraphModule]:
         """Yield modules with the graphs of this one: of those that hold for these inputs, all return the same.
 
