@@ -492,10 +492,11 @@ def test_module_inside_one_that_is_called_whole_is_refused_likewise() -> None:
 
 def test_a_notebook_shows_modules_and_code_folded() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    shown = featx.symbolic_trace(lambda x: x < 1)._repr_html_()
+    shown = symbolic_trace(lambda x: x < 1)._repr_html_()
     assert shown.startswith("<pre>&lt;lambda&gt;, 3 nodes</pre><details>")
     assert "lt = x &lt; 1" in shown
-    extractor = featx.create_feature_extractor(model, {"0": "first"}, example_inputs=(torch.rand(2, 4),))
+    extractor = create_feature_extractor(model, {"0": "first"}, example_inputs=(torch.rand(2, 4),))
     heading, *folded = extractor._repr_html_().split("<details>")
     assert heading.split()[:2] == ["<pre>key", "node"]
-    assert "first" in heading and len(folded) == 2
+    assert "first" in heading
+    assert len(folded) == 2
