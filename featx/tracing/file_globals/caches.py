@@ -87,11 +87,12 @@ class Caches:
     def objects(self) -> list[Any]:
         """Return the iterators, which runs may have advanced, and what runs have left in place of other objects.
 
-        Tensors at new places are left out: a list that collects features grows with each call.
+        Tensors and sizes at new places are left out: a list that collects features grows with each call.
         """
         states = (state.left for state in self._states if state.has_changed)
         left = ((holder, item) for holder, items in self._left for item in items.items())
-        objects = ((key, value) for holder, (key, value) in left if holder.had(key) or not tensors_in(value))
+        is_collected = functools.partial(_holds_of_trace, lambda _: True)
+        objects = ((key, value) for holder, (key, value) in left if holder.had(key) or not is_collected(value))
         return [*self._iterators, *states, *objects]
 
     def objects_now(self) -> list[Any]:

@@ -152,7 +152,8 @@ class Variation:
         self._try_together(known)
         self._try_multiples(known, earlier)
         free = [group for group, outcome in known.items() if outcome in (FREE, TOGETHER)]
-        if free and self._outcome(free, disguise=disguise_as_zero) != FREE:
+        # What has been found to be free is lost without this run, whatever others have computed.
+        if free and self._outcome(free, disguise=disguise_as_zero, is_limited=False) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
         if free and len(self._all_larger) > 1 and self._outcome(free, disguise_as_larger) != FREE:
             changed = [group for group in free if self._outcome([group], disguise_as_larger) != FREE]
@@ -316,7 +317,7 @@ class Variation:
 
     def _if_small(self, group: Group, outcome: Outcome) -> Outcome:
         # C code answers `2.0 * n > 30` and `items[:n]`, perhaps otherwise for a small n.
-        if self._outcome([group], disguise=disguise_as_zero) == FREE:
+        if self._outcome([group], disguise=disguise_as_zero, is_limited=group.position > 0) == FREE:
             return outcome
         is_free = self._outcome([group], disguise=disguise_as_one) == FREE
         return replace(NOT_EMPTY, tied=outcome.tied) if is_free else CHANGED
@@ -328,13 +329,13 @@ class Variation:
         del self._sizes[group]
         return reason
 
-    def _outcome(self, groups: list[Group], disguise: Disguise | None = None) -> Outcome:
+    def _outcome(self, groups: list[Group], disguise: Disguise | None = None, *, is_limited: bool = True) -> Outcome:
         disguise = disguise or self._all_larger[0]
         if self._trace.is_real:
             outcome = self._outcome_without_values(groups, disguise)
             if outcome is not None and (outcome.is_free or self._is_large):
                 return outcome
-            if self._request.tracer.computed > self._most_computed:
+            if is_limited and self._request.tracer.computed > self._most_computed:
                 return TOO_MANY_FAILED
         try:
             again = self._run(groups, disguise, has_values=self._trace.is_real)
