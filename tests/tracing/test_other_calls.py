@@ -352,7 +352,12 @@ class Catches(Asks):
             return 1.0
 
 
-@pytest.mark.parametrize("kind", [Warm, Asks, HasProperty, Catches])
+def test_what_a_second_call_leaves_is_refused() -> None:
+    with pytest.raises(featx.TraceError, match="a later call may do something else"):
+        featx.create_feature_extractor(Warm().eval(), ["output"], example_inputs=X)
+
+
+@pytest.mark.parametrize("kind", [Asks, HasProperty, Catches])
 def test_what_eval_mode_leaves_in_other_ways_is_read_in_train_mode(kind: type[nn.Module]) -> None:
     extractor = featx.create_feature_extractor(kind().eval(), ["output"], example_inputs=X)
     extractor(X)
