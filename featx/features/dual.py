@@ -136,18 +136,21 @@ class DualGraphModule(GraphModule):
             if module is not None:
                 module.training = not self.training
 
+    def _present_infos(self) -> FeatureInfos:
+        return self.meta.get("feature_info", {}).get(self.training, FeatureInfos(()))
+
     def _show_infos(self) -> None:
-        infos = self.meta.get("feature_info", {}).get(self.training, FeatureInfos(()))
+        infos = self._present_infos()
         shown = {"feature_info": infos, "channels": infos.channels(), "strides": infos.reduction()}
         own = (*self._modules, *self._parameters, *self._buffers)
         self.__dict__.update({name: value for name, value in shown.items() if name not in own})
 
     def __repr__(self) -> str:
-        infos = self.meta.get("feature_info", {}).get(self.training)
+        infos = self._present_infos()
         return f"{infos}\n\n{super().__repr__()}" if infos else super().__repr__()
 
     def _heading(self) -> str:
-        infos = self.meta.get("feature_info", {}).get(self.training)
+        infos = self._present_infos()
         return str(infos) if infos else super()._heading()
 
     def graph_modules_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[GraphModule]:

@@ -32,6 +32,7 @@ from featx.ir.operator_facts import (
     first_argument,
     is_magic,
     is_set,
+    is_training,
     is_written,
     statistics_written,
 )
@@ -239,8 +240,7 @@ class Effects:
             return CallEffects(writes=writes + _out_argument(node), shares=_nodes(node), is_random=is_random)
         position = training_argument_of(name)
         if position is not None:
-            is_given = "training" in node.kwargs or position < len(node.args)
-            is_random = not is_given or is_set(node.args, node.kwargs, "training", position)
+            is_random = is_training(node.args, node.kwargs, position, by_default=True)
             return CallEffects(shares=_nodes(node), is_random=is_random)
         return _unknown(node)
 

@@ -184,9 +184,14 @@ def draws_now(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
     position = facts.training_at
     if not facts.draws or position is None:
         return facts.draws
+    return is_training(args, kwargs, position, by_default=name.rstrip("_") not in _EVAL_BY_DEFAULT)
+
+
+def is_training(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, *, by_default: bool) -> bool:
+    """Say whether a call says that this is training, by name or at `position`; one that is computed may say so."""
     if "training" in kwargs or "train" in kwargs or position < len(args):
         return is_set(args, kwargs, "training", position) or is_set(args, kwargs, "train", position)
-    return name.rstrip("_") not in _EVAL_BY_DEFAULT
+    return by_default
 
 
 def is_set(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str, position: int | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -161,6 +162,23 @@ def test_sizes_of_several_inputs_that_an_assertion_wants_to_match(sides: tuple[i
         located(image, wrong)
     with pytest.raises((featx.SpecializationError, AssertionError, ValueError)):
         extractor(image, wrong)
+
+
+def test_without_source_an_error_counts_as_one_that_the_model_raises() -> None:
+    names: dict[str, Any] = {"__name__": "without_source"}
+    exec(  # the lists are compared by C code
+        "def added(rows, columns):\n"
+        "    if [0] * rows.shape[0] != [0] * columns.shape[1]:\n"
+        "        raise ValueError('other sizes')\n"
+        "    return rows.sum() + columns.sum()\n",
+        names,
+    )
+    added = names["added"]
+    traced = featx.trace(added, torch.rand(6, 2), torch.rand(2, 6))
+    rows, columns = torch.rand(9, 2), torch.rand(2, 9)
+    assert torch.equal(traced(rows, columns), added(rows, columns))
+    with pytest.raises(featx.SpecializationError):
+        traced(rows, torch.rand(2, 8))
 
 
 def test_sides_of_one_input_that_an_assertion_wants_to_be_equal() -> None:

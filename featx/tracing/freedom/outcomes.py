@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dis
+import ast
 import re
 from dataclasses import dataclass, field
 
 from featx.tracing.environment.raised_errors import first_line
+from featx.tracing.source.location import node_at
 
-_RAISE = dis.opmap["RAISE_VARARGS"]
 # Each process has other ones, and texts are in graphs.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
@@ -92,13 +92,17 @@ def refusal(error: BaseException, *, uses_numpy: bool) -> Outcome:
 
 
 def _is_raised_by_model(error: BaseException) -> bool:
-    """Say whether a `raise` statement has raised an error, of code that is neither torch's nor featx's."""
+    """Say whether a `raise` statement has raised an error, of code that is neither torch's nor featx's.
+
+    Without source it is taken to have: the graph checks more then.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    if place is None or place.tb_frame.f_code.co_code[place.tb_lasti] != _RAISE:
+    if place is None or place.tb_frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "featx"):
         return False
-    return place.tb_frame.f_globals.get("__name__", "").split(".")[0] not in ("torch", "featx")
+    node = node_at(place.tb_frame, place.tb_lasti)
+    return node is None or isinstance(node, ast.Raise)
 
 
 @dataclass

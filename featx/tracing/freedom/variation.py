@@ -186,15 +186,15 @@ class Variation:
         refused = [group for group, outcome in known.items() if self._may_be_free_together(group, outcome)]
         for size in dict.fromkeys(group.size for group in refused):
             groups = [group for group in refused if group.size == size]
-            if self._are_free_together(groups, known):
+            if self._note_if_free_together(groups, known):
                 continue
             outcomes = dict.fromkeys(known[group] for group in groups)
             alike = [[group for group in groups if known[group] == outcome] for outcome in outcomes]
             for some in alike if len(alike) > 1 else []:
-                self._are_free_together(some, known)
+                self._note_if_free_together(some, known)
 
-    def _are_free_together(self, groups: list[Group], known: dict[Group, Outcome]) -> bool:
-        """Try groups of one length at once, and note in `known` that they are free."""
+    def _note_if_free_together(self, groups: list[Group], known: dict[Group, Outcome]) -> bool:
+        """Try groups of one length at once; if they are free, note that in `known`, and return True."""
         dims = tuple(sorted({dim for group in groups for dim in group.dims}))
         is_asserted = any(known[group].is_assertion for group in groups)
         if len({position for _, position in dims}) < 2 or (is_asserted and not self._may_be_matched(dims)):

@@ -109,10 +109,11 @@ def source_of(code: CodeType, namespace: Mapping[str, Any] | None = None) -> Sou
     return _source_of(code)
 
 
-def node_at(frame: FrameType) -> ast.AST | None:
-    """Return the syntax of what `frame` does now, or None where no source says so."""
+def node_at(frame: FrameType, offset: int | None = None) -> ast.AST | None:
+    """Return the syntax of what `frame` does now, or at `offset` of its code; None where no source says so."""
     source = source_of(frame.f_code, frame.f_globals)
-    return None if source is None else source.node_at(position_of(frame.f_code, frame.f_lasti))
+    offset = frame.f_lasti if offset is None else offset
+    return None if source is None else source.node_at(position_of(frame.f_code, offset))
 
 
 def parent_of(node: ast.AST, frame: FrameType) -> ast.AST | None:
