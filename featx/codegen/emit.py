@@ -19,7 +19,7 @@ from featx.codegen.paths import ModulePaths
 from featx.errors import ArgumentTypeError, ForeignNodeError, GraphError
 from featx.ir.graph import Graph
 from featx.ir.identifiers import is_plain, legal_target, parameter_of, plain_text
-from featx.ir.names import Namespace
+from featx.ir.names import Namespace, name_to_ask
 from featx.ir.node import Node
 from featx.ir.python_operators import AUGMENTED, INFIX, PREFIX
 from featx.ir.runtime_checks import is_runtime_check
@@ -57,6 +57,8 @@ def emit(
     name_tensor: Callable[[torch.Tensor], str] | None = None,
 ) -> PythonCode:
     """Write the forward function that `graph` describes: one statement a node, values freed after their last use.
+
+    A comment says by which name a node is asked for, where its variable does not show it.
 
     `name_tensor` says under which attribute of the module a tensor in the arguments is kept (by default
     `_tensor_constant0`, `_tensor_constant1`...). The graph is not changed. O(nodes + edges).
@@ -208,6 +210,9 @@ class _Emitter:
             freed = [*freed, node]
         if freed:
             statement += f";  {' = '.join([self._variables[value] for value in freed])} = None"
+        asked = name_to_ask(node)
+        if asked is not None:
+            statement += f"  {comment(asked)}"
         self._body.append(statement + "\n")
         # The header takes four lines: three are blank.
         self._lines[len(self._body) + 4] = node.name

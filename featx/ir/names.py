@@ -26,6 +26,17 @@ def shown_name(node: "Node") -> str:
     return str(node.meta.get("qualified_name", node.name))
 
 
+def name_to_ask(node: "Node") -> str | None:
+    """Return the qualified name of a node that a submodule made, where neither its name nor its target shows it.
+
+    `add_3` may be asked for as `layer2.0.add`; the node `layer2_0_conv1` is shown with its target `layer2.0.conv1`.
+    """
+    name: object = node.meta.get("qualified_name")
+    if not isinstance(name, str) or "." not in name or name == node.target or name.replace(".", "_") == node.name:
+        return None
+    return name
+
+
 class Namespace:
     """Hands out identifiers, each once, numbered as torch.fx numbers them.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from featx.ir.arguments import Argument
-from featx.ir.names import qualified_name
+from featx.ir.names import name_to_ask, qualified_name
 from featx.ir.node import Node, Target
 
 if TYPE_CHECKING:
@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 
 def format_graph(graph: Graph) -> str:
-    """Describe a graph, a node a line. O(nodes + edges)."""
+    """Describe a graph, a node a line. The name to ask for a node follows where the line does not show it.
+
+    O(nodes + edges).
+    """
     targets: dict[Target, str] = {}
-    lines = [format_node(node, targets=targets) for node in graph.nodes]
-    return "\n    ".join(["graph():", *(line for line in lines if line)])
+    lines = ["graph():"]
+    for node in graph.nodes:
+        asked = name_to_ask(node)
+        remark = "" if asked is None else f"  # {asked if asked.isprintable() else repr(asked)}"
+        lines.append(f"{format_node(node, targets=targets)}{remark}")
+    return "\n    ".join(lines)
 
 
 def format_node(

@@ -174,3 +174,23 @@ def test_table_with_an_argument_of_several_lines_is_that_of_tabulate(capsys: pyt
     graph.call_method("neg", (torch.eye(2),))
     graph.print_tabular()
     assert capsys.readouterr().out == TENSOR_TABLE
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x) + x
+
+
+@pytest.mark.parametrize("trace", [featx.symbolic_trace, lambda model: featx.trace(model, torch.ones(2))])
+def test_graph_and_code_say_how_to_ask_for_a_node_whose_name_does_not(trace: Callable[[nn.Module], Any]) -> None:
+    traced = trace(nn.Sequential(Residual(), Residual()))
+    for text in (str(traced.graph), traced.code):
+        remarks = [line.rpartition("  # ")[::2] for line in text.split("\n") if "  # " in line]
+        assert [remark for _, remark in remarks] == ["0.add", "1.add"]
+        assert all("add" in line for line, _ in remarks)
+    assert traced.graph["1.add"].name == "add_1"
+    torch.testing.assert_close(traced(torch.ones(2)), torch.full((2,), 4.0))
