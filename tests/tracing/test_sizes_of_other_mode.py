@@ -137,6 +137,28 @@ def test_runs_for_real_that_fail_come_to_an_end(
     assert all("such runs have failed before" in text for text in dims) is is_long
 
 
+def test_a_free_batch_is_not_lost_by_what_other_lengths_have_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            h = self.layer(x)
+            count = int((h.sum(-1) > -1e9).sum())
+            if count != x.shape[0] or other.shape != (3, 8):  # without values the count is that of the example
+                raise ValueError("not all of them")
+            return h[:count] * count
+
+    monkeypatch.setattr("featx.tracing.freedom.variation._FEWEST_ELEMENTS", 1)
+    inputs = torch.rand(2, 4), torch.rand(3, 8)
+    model = Counts().eval()
+    traced = featx.trace(model, *inputs)
+    assert traced.meta["free_dims"].of["x"][0] == "free"
+    batch = torch.rand(7, 4), inputs[1]
+    assert torch.equal(traced(*batch), model(*batch))
+
+
 def test_a_run_for_real_at_other_sizes_of_one_image_takes_not_much_longer(caplog: pytest.LogCaptureFixture) -> None:
     class Bright(nn.Module):
         def __init__(self) -> None:
