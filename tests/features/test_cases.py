@@ -264,6 +264,21 @@ def test_such_parts_are_in_the_mode_of_the_extractor(training: bool) -> None:
     assert torch.equal(found, expected)
 
 
+class Frozen(Deeper):
+    """Keeps its dropout in eval mode."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.more[1].eval()
+        return self
+
+
+def test_such_parts_are_in_the_mode_in_which_the_model_keeps_them() -> None:
+    model = Frozen().eval()
+    extractor = extractor_of(model).train()
+    assert torch.equal(extractor(**BATCHES["padded"])["head"], seen_by_hook(model.train(), "head", BATCHES["padded"]))
+
+
 def test_an_extractor_with_a_loaded_state_dict_takes_no_weights_that_were_not_in_it() -> None:
     model = Deeper().eval()
     extractor = extractor_of(model)
