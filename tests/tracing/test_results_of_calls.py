@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import featx
 from featx import SpecializationError, TraceError
@@ -248,6 +249,73 @@ def test_an_object_that_forward_changes_is_refused(change: Any) -> None:
 
     with pytest.raises(TraceError, match="stores a value in an object that 'call' gave, a Box"):
         featx.trace(Applies(changed), torch.rand(2, 3))
+
+
+class GivesBox(nn.Module):
+    """Is kept whole, as it chooses a backend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.boxes: list[Box] = []
+        self.keeps = False
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Box]:
+        with sdpa_kernel(SDPBackend.MATH):
+            box = Box(None, self.linear(x))
+        if self.keeps and not self.boxes:
+            self.boxes.append(box)
+        return x * 2, self.boxes[0] if self.keeps else box
+
+
+def number_of(box: Box) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.relu(box.number)
+
+
+class StoresInBox(nn.Module):
+    """Stores a tensor in an object that a part has made; what it does with the object, a test says."""
+
+    def __init__(self, use: Callable[[StoresInBox, Box], Any]) -> None:
+        super().__init__()
+        self.gives, self.after, self.use = GivesBox(), nn.Linear(3, 3), use
+        self.whole = Whole(number_of)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        twice, box = self.gives(x)
+        box.number = x + 1
+        return self.after(twice) + box.number * box.tensor, self.use(self, box)
+
+
+def test_forward_may_store_in_an_object_of_which_the_graph_uses_the_tensors() -> None:
+    model = StoresInBox(lambda _, box: box.number)
+    for names in (["after"], ["after", "output"]):
+        extractor = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 3))
+        x = torch.rand(5, 3)
+        expected = model(x)
+        found = extractor(x)
+        assert torch.equal(found["after"], model.after(x * 2))
+        assert all(map(torch.equal, found.get("output", expected), expected))
+
+
+@pytest.mark.parametrize("use", [lambda _, box: box, lambda _, box: [box], lambda model, box: model.whole(box)])
+def test_an_object_in_which_forward_stores_is_not_used_without_what_it_stored(use: Callable[..., Any]) -> None:
+    with pytest.raises(TraceError, match="stores a value in an object that 'gives' gave, a Box"):
+        featx.create_feature_extractor(StoresInBox(use), ["after", "output"], example_inputs=torch.rand(2, 3))
+
+
+def test_an_object_in_which_forward_stores_is_not_returned_as_a_feature() -> None:
+    model = StoresInBox(lambda _, box: box.number)
+    with pytest.raises(TraceError, match="stores a value in an object that 'gives' gave, a Box"):
+        featx.create_feature_extractor(model, ["gives", "after"], example_inputs=torch.rand(2, 3))
+
+
+def test_forward_may_not_store_in_an_object_that_a_part_keeps() -> None:
+    model = StoresInBox(lambda _, box: box.number)
+    model.gives.keeps = True
+    model(torch.rand(2, 3))
+    with pytest.raises(TraceError):
+        featx.create_feature_extractor(model, ["after"], example_inputs=torch.rand(2, 3))
 
 
 def test_an_object_that_holds_an_input_at_times() -> None:

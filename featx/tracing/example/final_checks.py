@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+from featx.ir.node import Node
+from featx.ir.runtime_checks import is_runtime_check
 from featx.libraries import advice_for, advice_for_unnamed_draws
 from featx.rebuilding import NO_VALUE
 from featx.tracing.calls.torch_calls import TorchCalls
@@ -15,9 +18,9 @@ from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.inputs.run_inputs import RunInputs
 from featx.tracing.model_state.tensor_attributes import TensorAttributes
 from featx.tracing.objects.module_parts import forward_of
-from featx.tracing.objects.structure import AttributeKey, contents_of
+from featx.tracing.objects.structure import AttributeKey, Path, contents_of, text_of
 from featx.tracing.recording.recorder import Recorder
-from featx.tracing.recording.results import Results
+from featx.tracing.recording.results import ContentsSnapshot, Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import StateChecks
 from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
@@ -47,8 +50,15 @@ class FinalChecks:
         self._state_checks = state_checks
         self._inputs = inputs
 
-    def check_side_effects(self, generators: SharedGenerators, attributes: TensorAttributes) -> None:
+    def check_side_effects(
+        self, generators: SharedGenerators, attributes: TensorAttributes, find_returned: Callable[[], Collection[Node]]
+    ) -> None:
         """Raise if forward has changed something that a graph of it would not change.
+
+        Args:
+            generators: the random generators of Python and numpy.
+            attributes: the attributes that tensors of the model had before.
+            find_returned: gives the nodes in what the graph is to return, and those that are asked for.
 
         Raises:
             UnsupportedSideEffect: it has.
@@ -62,7 +72,7 @@ class FinalChecks:
             path = self._recorder.owned.get(id(tensor), "a tensor")
             raise UnsupportedSideEffect(f"forward sets the attribute '{name}' of '{path}'")
         self._inputs.kinds.check(self._functions_that_may_have_run())
-        self._check_objects()
+        self._check_objects(find_returned)
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()
         if generators.have_drawn():
@@ -139,26 +149,43 @@ class FinalChecks:
         )
         return frozenset().union(*found)
 
-    def _check_objects(self) -> None:
+    def _check_objects(self, find_returned: Callable[[], Collection[Node]]) -> None:
         # Inputs that are objects or containers, and objects that calls have returned.
-        for what, container, before in self._results.objects:
-            missing = before.keys() - contents_of(container).keys()
-            if missing:  # the graph returns the object as it came
+        for held in self._results.objects:
+            missing = held.before.keys() - contents_of(held.container).keys()
+            if missing and not self._is_read_in_parts(held, find_returned):  # the graph returns the object as it came
                 raise UnsupportedSideEffect(
-                    f"forward takes {min(map(repr, missing))} out of {what}, a {type(container).__name__},", container
+                    f"forward takes {min(map(repr, missing))} out of {held.what}, a {type(held.container).__name__},",
+                    held.container,
                 )
-        for what, container, before in (*self._inputs.contents, *self._results.objects):
+        for held in (*self._inputs.contents, *self._results.objects):
+            container, before = held.container, held.before
             changed = [key for key, item in contents_of(container).items() if item is not before.get(key, NO_VALUE)]
-            if changed and not self._are_results(container, before, changed):
+            if (
+                changed
+                and not self._are_results(container, before, changed)
+                and not self._is_read_in_parts(held, find_returned)
+            ):
                 # A cache of transformers holds lists of lists.
-                around = next(
-                    (each for name, each, _ in self._inputs.contents if name == what and advice_for(each)), None
+                around = (
+                    each.container
+                    for each in self._inputs.contents
+                    if each.what == held.what and advice_for(each.container)
                 )
-                stored_in = container if around is None else around
+                stored_in = next(around, container)
                 raise UnsupportedSideEffect(
-                    f"forward stores a value in {what}, a {type(stored_in).__name__},", stored_in,
+                    f"forward stores a value in {held.what}, a {type(stored_in).__name__},", stored_in,
                     advice=advice_for(stored_in) or self._advice_for_containers(container, before, changed),
                 )  # fmt: skip
+
+    def _is_read_in_parts(self, held: ContentsSnapshot, find_returned: Callable[[], Collection[Node]]) -> bool:
+        """Say whether an object is one that a module made in its call, of which the graph uses the tensors alone.
+
+        What forward has stored in it is followed where forward reads it. If the module keeps the object, that is a
+        change of its state.
+        """
+        call = held.call
+        return call is not None and call.op == "call_module" and _gives_tensors(call, find_returned(), call)
 
     def _advice_for_containers(self, container: Any, before: Mapping[Any, Any], changed: list[Any]) -> str:
         """Say what to do about a list or dict of the caller, which an earlier call may have put its results into."""
@@ -187,4 +214,22 @@ class FinalChecks:
         return not any(asks_for_key(code, frozenset(changed)) for code in self.codes_that_ran())
 
     def _is_given(self, container: object) -> bool:
-        return any(container is each for _, each, _ in self._inputs.contents)
+        return any(container is each.container for each in self._inputs.contents)
+
+
+def _gives_tensors(node: Node, returned: Collection[Node], of_call: Node, path: Path = ()) -> bool:
+    """Say whether a graph uses nothing but tensors of a part of what a call returned, besides checking it.
+
+    Args:
+        node: the part.
+        returned: the nodes in what the graph is to return, and those that are asked for.
+        of_call: the call.
+        path: the path of the part in what the call returned.
+    """
+    if text_of(path) in of_call.meta["parts"]:
+        return True
+    reads = [user for user in node.users if user.target in (getattr, operator.getitem) and user.args[0] is node]
+    others = [user for user in node.users if user not in reads]
+    if node in returned or not all(is_runtime_check(user.target) or user.meta.get("is_guard") for user in others):
+        return False
+    return all(_gives_tensors(read, returned, of_call, (*path, (read.target, read.args[1]))) for read in reads)

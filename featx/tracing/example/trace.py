@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from featx.errors import FeatxError
+from featx.ir.arguments import nodes_in
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.calls.function_calls import FunctionCalls
@@ -268,7 +269,8 @@ class ExampleTrace:
         with torch._C.DisableTorchFunction(), kernels.recorded():
             self._observers.check_threads()
             self._function_calls.check_cached()
-            self.final_checks.check_side_effects(generators, self._tensor_attributes)
+            find_returned = functools.partial(self._returned, output)
+            self.final_checks.check_side_effects(generators, self._tensor_attributes, find_returned)
             if self.replica.size_caches.have_other_keys():
                 raise NeedsFixedKeys
             if self._measured.outer_values is not None and self._measured.outer_values.learn_from_run():
@@ -368,6 +370,11 @@ class ExampleTrace:
         """Return the requested nodes, or none where one is missing or nothing is known of requests."""
         find = self.find_requested
         return () if find is None else find(self.graph, self.module_calls.failed_module_path)
+
+    def _returned(self, output: Any) -> Collection[Node]:
+        """Return the nodes in an output, and the requested ones."""
+        self.recorder.names.assign()
+        return {*nodes_in(output), *self.requested()}
 
     def _may_end_with(self, error: BaseException) -> bool:
         """Say whether the graph so far is what is asked for, since forward can be followed no further."""

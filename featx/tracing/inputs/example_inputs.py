@@ -28,12 +28,13 @@ from featx.tracing.nodes.value_types import type_of_option
 from featx.tracing.objects.arrays import description_of, is_array
 from featx.tracing.objects.plain_objects import LIBRARIES, PLAIN_TYPES
 from featx.tracing.objects.structure import Path, contents_of, copy_structure, is_structure, text_of
+from featx.tracing.recording.results import ContentsSnapshot
 from featx.tracing.signals import Untraceable
 from featx.tree import items_at, with_defaults
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
-    from featx.tracing.recording.results import ContentsSnapshot, Results
+    from featx.tracing.recording.results import Results
     from featx.tracing.replica.model_context import ModelContext
 
 _PLAIN = tuple(PLAIN_TYPES)
@@ -174,7 +175,7 @@ class _Followed:
     def _note_copy(self, duplicate: Any, path: Path) -> None:
         if not path and self._is_starred:
             return  # Python itself makes the tuple of `*args` and the dict of `**kwargs`
-        self.given.append((f"the input '{self._name}'", duplicate, contents_of(duplicate)))
+        self.given.append(ContentsSnapshot(f"the input '{self._name}'", duplicate, contents_of(duplicate)))
         if not isinstance(duplicate, (tuple, list, dict)):  # those are made anew where they are passed on
             self._recorder.lineage.put(duplicate, self._part(path))
 

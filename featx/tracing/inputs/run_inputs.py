@@ -51,7 +51,7 @@ class RunInputs:
         call_args, call_kwargs, self.contents = bind_example(
             self._recorder, self._results, self._context, args, kwargs, self._stand_in
         )
-        self._recorder.given = {id(duplicate): before for _, duplicate, before in self.contents}
+        self._recorder.given = {id(each.container): each.before for each in self.contents}
         return call_args, call_kwargs
 
     def require_aliases(

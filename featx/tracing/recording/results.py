@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import operator
 import types
@@ -28,8 +29,24 @@ from featx.tracing.source_uses.syntax_queries import (
     what_follows,
 )
 
-# Where a container or an object is from, the object, and what it held when forward got it.
-ContentsSnapshot = tuple[str, Any, dict[Any, Any]]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContentsSnapshot:
+    """What a container or an object held when forward got it.
+
+    Attributes:
+        what: where it is from, for messages.
+        container: the container or the object.
+        before: what it held, by key, index or name.
+        call: the node of the call that returned it, or something that holds it; None for inputs.
+    """
+
+    what: str
+    container: Any
+    before: dict[Any, Any]
+    call: Node | None = None
+
+
 # What is the same object wherever it comes from.
 _SHARED = (type, enum.Enum, torch.nn.Module, slice, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
@@ -260,7 +277,9 @@ class Results:
             elif not isinstance(part, (tuple, list, dict)) and (is_structure(part) or part is value):
                 lineage.put(part, origins[path])
             if is_structure(part):
-                self.objects.append((f"an object that '{source_node(origin).name}' gave", part, contents_of(part)))
+                call = source_node(origin)
+                what = f"an object that '{call.name}' gave"
+                self.objects.append(ContentsSnapshot(what, part, contents_of(part), call))
         return value
 
     def _with_numbers(self, value: Any, origin: Origin) -> Any:
