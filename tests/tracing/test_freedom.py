@@ -546,3 +546,28 @@ def test_such_a_length_is_noticed_beside_numpy(function: Callable[[torch.Tensor]
     traced = featx.trace(beside_numpy, torch.rand(1, 16))
     with pytest.raises(featx.SpecializationError):
         traced(torch.rand(1, 2000))
+
+
+@pytest.mark.parametrize(("length", "other"), [(5, "free, if the model takes that length"), (4, "free"), (2, "free")])
+def test_lengths_that_the_model_does_not_take_together_are_free_beside_numpy(length: int, other: str) -> None:
+    class Scaled(Limited):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * float(np.sqrt(4.0))
+
+    model = Scaled(LIMITS["a number"])
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, length, 4))
+    assert extractor.free_dims.of["x"][:2] == ["free", other]
+    for shape in ((5, length, 4), (3, 8, 4), (1, 1, 4)):
+        x = torch.rand(shape)
+        assert torch.equal(extractor(x)["output"], model(x))
+
+
+def test_lengths_that_decide_together_are_noticed_beside_numpy_where_the_model_takes_few() -> None:
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] > 40:
+            raise ValueError("too long")
+        return (x * 2 if 0.5 * (x.shape[0] * x.shape[1]) > 500 else x) * float(np.sqrt(4.0))
+
+    traced = featx.trace(limited, torch.rand(1, 16))
+    with pytest.raises(featx.SpecializationError):
+        traced(torch.rand(100, 16))

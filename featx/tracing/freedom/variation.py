@@ -155,13 +155,31 @@ class Variation:
         # What has been found to be free is lost without this run, whatever others have computed.
         if free and self._outcome(free, disguise=disguise_as_zero, is_limited=False) != FREE:
             known.update({group: self._if_small(group, known[group]) for group in free})
-        if free and len(self._all_larger) > 1 and self._outcome(free, disguise_as_larger) != FREE:
-            changed = [group for group in free if self._outcome([group], disguise_as_larger) != FREE]
-            known.update(dict.fromkeys(changed or free, CHANGED))
+        if free and len(self._all_larger) > 1:
+            known.update(dict.fromkeys(self._changed_where_larger(free), CHANGED))
         self._fix_bounds_of_slices(known)
         known.update({group: IF_TAKEN for group in self._sizes if known.get(group) == FREE})
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
+
+    def _changed_where_larger(self, free: list[Group]) -> list[Group]:
+        """Return the groups for which the model does something else where C code sees numbers as much larger ones."""
+        outcome = self._at_once(free, disguise_as_larger)
+        if outcome == FREE:
+            return []
+        changed = [group for group in free if self._outcome([group], disguise_as_larger) != FREE]
+        # What the model does not take together, whatever C code sees, says nothing of them.
+        is_refused = outcome.is_refusal and self._at_once(free, self._all_larger[0]).is_refusal
+        return changed if changed or is_refused else free
+
+    def _at_once(self, groups: list[Group], disguise: Disguise) -> Outcome:
+        """Try other lengths of all groups, and where the model refuses these, some that more models take together."""
+        outcome = self._outcome(groups, disguise)
+        if outcome.is_refusal:
+            usual, self._sizes = self._sizes, {**dict.fromkeys(groups, twice), **self._sizes}
+            outcome = self._outcome(groups, disguise)
+            self._sizes = usual
+        return outcome
 
     def _may_try(self, group: Group) -> bool:
         asked = self._request.tracer.check_sizes
