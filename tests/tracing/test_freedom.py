@@ -571,3 +571,26 @@ def test_lengths_that_decide_together_are_noticed_beside_numpy_where_the_model_t
     traced = featx.trace(limited, torch.rand(1, 16))
     with pytest.raises(featx.SpecializationError):
         traced(torch.rand(100, 16))
+
+
+class HasTable(nn.Module):
+    """Is kept whole, as it makes a buffer in forward, and asks for a size in C code before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = self.table
+        if table is None or table.shape[0] < x.shape[0]:
+            table = torch.arange(int(str(x.shape[0])))
+            self.register_buffer("table", table, persistent=False)
+        return x * table[: x.shape[0], None, None]
+
+
+def test_sizes_that_a_module_reads_which_is_kept_whole_are_free() -> None:
+    model = nn.Sequential(HasTable(), nn.Linear(4, 4)).eval()
+    traced = featx.trace(model, torch.rand(2, 3, 4))
+    assert traced.meta["free_dims"].of["input"][:2] == ["free", "free"]
+    x = torch.rand(5, 7, 4)
+    assert torch.equal(traced(x), model(x))

@@ -142,9 +142,9 @@ class ExampleTracer:
         )
         return not found and self.forgets_caches
 
-    def _opening(self, before: ExampleTrace | None) -> Opening:
-        # What an earlier call on the replica has kept whole stays so, or it would be compared with what is inside it.
-        reasons = self.opaque_reasons if before is None else {**self.opaque_reasons, **before.opaque_reasons}
+    def _opening(self, first: ExampleTrace | None) -> Opening:
+        # What the first call has kept whole stays so, or it would be compared with what is inside it.
+        reasons = self.opaque_reasons if first is None else {**self.opaque_reasons, **first.opaque_reasons}
         return Opening(self.is_leaf, self.opened, self.requested, self._own_output, reasons, self.opens_hooked)
 
     def trace(
@@ -306,7 +306,7 @@ class ExampleTracer:
         line = line_of(user_frame())
         while True:
             replica = (before.replica, before.tensors) if before else context.replica(self.training, setup.copied)
-            trace = ExampleTrace(self, self._opening(before), context, replica, conditions)
+            trace = ExampleTrace(self, self._opening(first), context, replica, conditions)
             trace.inputs.share_stand_ins = setup.share_stand_ins
             trace.checks.absent, trace.checks.read_first = setup.absent, setup.read_first
             trace.checks.stored_are_read = self.stored_are_read
