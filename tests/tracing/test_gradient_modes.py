@@ -159,3 +159,37 @@ def test_decision_about_what_the_model_returns_is_checked_wherever_it_comes(
                 except featx.SpecializationError:
                     continue
                 assert torch.equal(found, model(x))
+
+
+class AsksBehindTheFeature(nn.Module):
+    """Runs for real behind the feature, because it may write there what the feature is computed from; then it asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x) * self.scale
+        if y.detach().sum().item() < -1e9:
+            self.scale.add_(1)
+        return y * 2 if y.requires_grad else y.mul_(2)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_question_behind_the_feature_is_answered_in_the_mode_in_which_it_was_made(enabled: bool) -> None:
+    model = AsksBehindTheFeature().eval()
+    with torch.set_grad_enabled(enabled):
+        extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=torch.rand(2, 4), adaptive=False)
+        x = torch.rand(3, 4)
+        assert torch.equal(extractor(x)["mul"], model.layer(x))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_question_behind_the_feature_is_answered_in_either_mode_by_a_further_graph(enabled: bool) -> None:
+    model = AsksBehindTheFeature().eval()
+    with torch.set_grad_enabled(enabled):
+        extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=torch.rand(2, 4))
+    x = torch.rand(3, 4)
+    with torch.set_grad_enabled(not enabled):
+        assert torch.equal(extractor(x)["mul"], model.layer(x))

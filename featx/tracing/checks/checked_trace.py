@@ -106,11 +106,7 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
     can_go_on = False
     try:
         while trace is None:
-            trace = request.trace()
-            if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
-                trace = in_gradient_mode_of_caller(request, trace)
-            if trace.early_stop_reason is not None:
-                trace = go_on_where_needed(request, trace)
+            trace = _trace_of_all_that_matters(request)
             trace.needed = count_needed_by_further_runs(trace)
             is_known = other_mode.does_the_same(trace)
             try:
@@ -127,6 +123,19 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
     finally:
         if trace is not None and other_mode.before is None:
             trace.drop_replica()
+
+
+def _trace_of_all_that_matters(request: TraceRequest) -> ExampleTrace:
+    """Trace in the gradient mode that the model asks for, and to where nothing that follows matters."""
+    trace = request.trace()
+    while True:
+        first = trace
+        if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
+            trace = in_gradient_mode_of_caller(request, trace)
+        if trace.early_stop_reason is not None:
+            trace = go_on_where_needed(request, trace)  # which may ask for the gradient mode
+        if trace is first:
+            return trace
 
 
 def _set_up_for(
