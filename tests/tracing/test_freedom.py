@@ -576,6 +576,8 @@ def test_lengths_that_decide_together_are_noticed_beside_numpy_where_the_model_t
 class HasTable(nn.Module):
     """Is kept whole, as it makes a buffer in forward, and asks for a size in C code before that."""
 
+    table: torch.Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", None, persistent=False)
