@@ -367,6 +367,27 @@ def test_a_branch_that_sees_a_scaled_image() -> None:
 
 
 @pytest.mark.slow
+class EndsWithPool(nn.Module):
+    """As models of before adaptive pools: the features end with a pool of a fixed window, which moves by one place."""
+
+    def __init__(self, pool: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        stages = [nn.Conv2d(3 if i == 0 else 8, 8, 3, 2, 1) for i in range(4)]
+        self.features, self.head = nn.Sequential(*stages, pool), head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool2d(4, 1), nn.AvgPool2d((4, 5), 1), nn.Conv2d(8, 8, 4)])
+def test_what_a_pool_of_a_fixed_window_leaves_is_no_map(pool: nn.Module) -> None:
+    model = EndsWithPool(pool, nn.Linear(8, 2)).eval()
+    backbone = featx.create_backbone(model, example_inputs=X).eval()
+    assert list(backbone.strides) == [2, 4, 8, 16]
+    paths = [f"features.{i}" for i in range(4)]
+    assert is_equal(backbone(X), hooked(model, *paths))
+
+
 def test_freezing_until_a_map(resnet: Any) -> None:
     backbone = featx.create_backbone(resnet, strides=(4, 8, 16)).freeze(until=8).train()
     before = resnet.layer2[0].bn1.running_mean.clone()

@@ -87,13 +87,19 @@ def is_of_image(stage: Stage, traced: TracedRows) -> bool:
 
 
 def _grows(stage: Stage, traced: TracedRows) -> bool:
-    """Say whether a value is known to grow with the image."""
+    """Say whether a value is known to grow with the image, in proportion.
+
+    What a pool of a fixed window leaves of a map has lost most places, and is no map. Convolutions without padding lose
+    two at most.
+    """
     wider = {} if traced.other_sizes is None else traced.other_sizes.wider
     before, there = node_that_made(traced.nodes[stage.name]).meta.get("shape"), wider.get(stage.name)
     if there is None or before is None:
         return False
     places = _PLACES.get(stage.layout, (1,))
-    return len(there) == len(before) and there[places[-1]] > 1.5 * int(before[places[-1]])
+    width = int(before[places[-1]])
+    growth = there[places[-1]] - width  # as wide as a map of the whole image
+    return len(there) == len(before) and growth > 0.5 * width and growth - width < max(width, 3)
 
 
 def last_at_each_stride(maps: Iterable[Stage], traced: TracedRows) -> list[Stage]:
