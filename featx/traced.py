@@ -19,10 +19,10 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.freedom.gradient_mode import asks_for_gradients
 from featx.tracing.freedom.other_mode import OtherMode
-from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.inputs.given_example import example_for
 from featx.tracing.replica.replica import only_sets_flags
+from featx.tracing.sizes.outcomes import FreeDims
 from featx.tracing.symbolic.tracer import Tracer
 
 _Result = TypeVar("_Result")

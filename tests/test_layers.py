@@ -26,7 +26,7 @@ PLACE = {package: place for place, layer in enumerate(LAYERS) for package in lay
 ROOMS_OF_TRACING = [
     {"objects", "log"}, {"source"}, {"source_writes", "source_uses"}, {"signals"}, {"nodes"}, {"guards"},
     {"environment"}, {"file_globals"}, {"stand_ins"}, {"model_state"}, {"replica"}, {"history"},
-    {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"inputs"}, {"example"}, {"freedom"}, {"checks"},
+    {"symbolic", "recording"}, {"side_effects"}, {"calls"}, {"inputs"}, {"example"}, {"sizes"}, {"freedom"}, {"checks"},
 ]  # fmt: skip
 ROOMS_OF_BULK = [{"extras"}, {"storage"}, {"samples"}, {"jobs"}, {"table"}, {"extract"}]
 PLACE_OF_ROOM = {

@@ -29,7 +29,7 @@ from featx.features.dual import DualGraphModule
 from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
 from featx.tracing.environment.compiler import not_compiled_itself
-from featx.tracing.freedom.outcomes import FreeDims
+from featx.tracing.sizes.outcomes import FreeDims
 
 # From inputs, and what is known of the dimensions of others by mode, to an extractor.
 Build = Callable[[Any, Any], DualGraphModule]

@@ -16,8 +16,8 @@ import featx
 from featx import ExampleTracer, GraphModule, SpecializationError
 from featx.tracing.calls import given
 from featx.tracing.checks.checked_trace import trace_checked
-from featx.tracing.freedom.outcomes import FREE, FreeDims, Outcome
 from featx.tracing.recording.numbers import Numbers
+from featx.tracing.sizes.outcomes import FREE, FreeDims, Outcome
 
 
 def free_dims(model: Any, *args: Any, **kwargs: Any) -> FreeDims:

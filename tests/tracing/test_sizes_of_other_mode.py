@@ -125,7 +125,7 @@ def test_runs_for_real_that_fail_come_to_an_end(
             return h[:count] * count
 
     if is_long:  # so that twice what the first run has computed is enough
-        monkeypatch.setattr("featx.tracing.freedom.variation._FEWEST_ELEMENTS", 1)
+        monkeypatch.setattr("featx.tracing.sizes.size_runs._FEWEST_ELEMENTS", 1)
     inputs = (torch.rand(2, 4), *(torch.rand(length, length + 5) for length in range(3, 7)))
     model = Fits().eval()
     with caplog.at_level(logging.DEBUG, logger="featx"):
@@ -150,7 +150,7 @@ def test_a_free_batch_is_not_lost_by_what_other_lengths_have_cost(monkeypatch: p
                 raise ValueError("not all of them")
             return h[:count] * count
 
-    monkeypatch.setattr("featx.tracing.freedom.variation._FEWEST_ELEMENTS", 1)
+    monkeypatch.setattr("featx.tracing.sizes.size_runs._FEWEST_ELEMENTS", 1)
     inputs = torch.rand(2, 4), torch.rand(3, 8)
     model = Counts().eval()
     traced = featx.trace(model, *inputs)

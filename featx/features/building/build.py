@@ -40,7 +40,7 @@ from featx.features.requests.starts import Starts, stand_in
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
-from featx.tracing.freedom.outcomes import FreeDims
+from featx.tracing.sizes.outcomes import FreeDims
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
-from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.side_effects.left import Left
+from featx.tracing.sizes.outcomes import FreeDims
 from featx.tracing.source.attributes import is_read, is_tested_for
 
 

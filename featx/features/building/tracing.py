@@ -27,11 +27,11 @@ from featx.tracing.example.conditions import RequestedNodeFinder
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.freedom.other_mode import OtherMode
-from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext, refuse_uninitialized
 from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
+from featx.tracing.sizes.outcomes import FreeDims
 
 
 @dataclass(frozen=True)

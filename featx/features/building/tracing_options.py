@@ -12,7 +12,7 @@ from featx.errors import ArgumentTypeError
 from featx.features.requests.edits import Edits
 from featx.features.requests.starts import Starts
 from featx.tracing.example.tracer import CheckSizes
-from featx.tracing.freedom.outcomes import FreeDims
+from featx.tracing.sizes.outcomes import FreeDims
 
 TracerName = Literal["auto", "example", "symbolic"]
 

@@ -22,7 +22,6 @@ from featx.ir.identifiers import is_plain
 from featx.ir.memory import MemoryGroups
 from featx.ir.names import identifier_of, shown_name
 from featx.ir.node import Node
-from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.guards.guards import (
     check_aliases,
     check_decision,
@@ -31,6 +30,7 @@ from featx.tracing.guards.guards import (
     check_rank,
     check_size,
 )
+from featx.tracing.sizes.outcomes import FreeDims
 from featx.tree import clone_tensors
 
 # Any dimension.

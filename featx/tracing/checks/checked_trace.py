@@ -23,7 +23,6 @@ from featx.tracing.example.tracer import ExampleTracer
 from featx.tracing.freedom.free_sizes import free_dims
 from featx.tracing.freedom.gradient_mode import asks_for_gradients, in_gradient_mode_of_caller
 from featx.tracing.freedom.other_mode import OtherMode, count_needed_by_further_runs
-from featx.tracing.freedom.outcomes import FreeDims
 from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.replica.mode_reads import ModeReads
@@ -34,6 +33,7 @@ from featx.tracing.signals import (
     ReadsStored,
     SubmoduleNotRepeatable,
 )
+from featx.tracing.sizes.outcomes import FreeDims
 
 
 def trace_checked(

@@ -22,10 +22,10 @@ from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.full_run import SETS_HOOKS, FullRun, run_to_the_end
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import count_needed
 from featx.tracing.objects.module_parts import forward_of, registered_tensors, tensors_at
 from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import KEEP_WHOLE_ADVICE
+from featx.tracing.sizes.same_needed import count_needed
 from featx.tracing.source.attributes import is_read_once, names_read_in
 from featx.tracing.source.location import names_in
 

@@ -1,1 +1,1 @@
-"""Further runs under other conditions: for which sizes, dtypes and modes the graph of a trace holds."""
+"""Further runs under other conditions: for which sizes, dtypes, modes and caches the graph of a trace holds."""

@@ -14,11 +14,11 @@ from featx.ir.node import Node
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import matches_needed_nodes
 from featx.tracing.guards.disguises import Disguise, disguise_as_larger, disguise_as_zero, disguises_in_reverse
 from featx.tracing.guards.guards import add_check, check_decision
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, source_node
+from featx.tracing.sizes.same_needed import matches_needed_nodes
 
 _OF_VALUES = ("item", "tolist")
 _OF_MEMORY = ("stride", "storage_offset")

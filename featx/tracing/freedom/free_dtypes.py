@@ -21,9 +21,8 @@ from featx.ir.rewiring import keep_measured_effects
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import requested_places_match
-from featx.tracing.freedom.variation import join_measured
 from featx.tracing.guards.guards import check_decision, check_dtype
+from featx.tracing.sizes.same_needed import join_measured, requested_places_match
 from featx.tree import tensors_in, tree_map
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -19,18 +19,19 @@ from featx.ir.node import Node
 from featx.libraries import advice_for_sizes
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.compared_sizes import compared_dims, matched_dims
 from featx.tracing.freedom.data_dependent_numbers import pin_data_dependent_numbers
 from featx.tracing.freedom.free_dtypes import follow_dtypes
 from featx.tracing.freedom.gradient_mode import needless_gradient_checks
 from featx.tracing.freedom.other_mode import OtherMode
-from featx.tracing.freedom.outcomes import LAYOUT_NOT_VARIED, NOT_EMPTY, STALE, UNTRIED, FreeDims, Outcome
-from featx.tracing.freedom.resizing import Dim, can_be_resized
 from featx.tracing.freedom.stale_caches import pin_dtypes_of_caches, stale_dims
-from featx.tracing.freedom.variation import Variation, measures_of
 from featx.tracing.guards.guards import add_check, check_decision, check_is_tensor, check_rank, check_size
 from featx.tracing.objects.structure import Path, leaves_of, text_of
 from featx.tracing.side_effects.left import Left
+from featx.tracing.sizes.compared_sizes import compared_dims, matched_dims
+from featx.tracing.sizes.outcomes import LAYOUT_NOT_VARIED, NOT_EMPTY, STALE, UNTRIED, FreeDims, Outcome
+from featx.tracing.sizes.resizing import Dim, can_be_resized
+from featx.tracing.sizes.same_needed import measures_of
+from featx.tracing.sizes.variation import Variation
 from featx.tracing.source_uses.code_queries import asks_for_kind_of_device
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
@@ -88,7 +89,7 @@ def _try_sizes(
     is_first_in_mode = bool(other_mode.dims) and other_mode.on_earlier_inputs is None
     tested = variation.test(varied, earlier, other_mode=is_first_in_mode)
     known = {**dict.fromkeys(_dims_of(inputs), LAYOUT_NOT_VARIED), **tested}
-    before = variation.before
+    before = variation.runs.before
     if trace.has_filled_caches:
         known.update(stale_dims(variation))
     return known, before

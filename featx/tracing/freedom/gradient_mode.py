@@ -10,8 +10,8 @@ from featx.tracing.calls.tensor_reads import ABOUT_GRADIENTS
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.same_needed import matches_needed_nodes
 from featx.tracing.guards.guards import check_decision
+from featx.tracing.sizes.same_needed import matches_needed_nodes
 
 
 def asks_for_gradients(graph: Graph) -> bool:

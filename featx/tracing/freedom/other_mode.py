@@ -12,11 +12,11 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.free_dtypes import dtype_checks
 from featx.tracing.freedom.gradient_mode import gradient_checks
-from featx.tracing.freedom.outcomes import IF_TAKEN, FreeDims, Outcome
-from featx.tracing.freedom.resizing import Dim
-from featx.tracing.freedom.same_needed import count_needed, places_of_requested
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.signals import GAVE_UP, ThreadInterference
+from featx.tracing.sizes.outcomes import IF_TAKEN, FreeDims, Outcome
+from featx.tracing.sizes.resizing import Dim
+from featx.tracing.sizes.same_needed import count_needed, places_of_requested
 
 
 @dataclass

@@ -19,14 +19,14 @@ from featx.ir.node import Node
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ATTEMPTS
 from featx.tracing.freedom.constant_values import ConstantValues
-from featx.tracing.freedom.groups import Group
-from featx.tracing.freedom.outcomes import STALE, Outcome
-from featx.tracing.freedom.resizing import Dim, OtherSize
-from featx.tracing.freedom.variation import Variation
 from featx.tracing.guards.guards import add_check, check_decision
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
 from featx.tracing.side_effects.left import Left
 from featx.tracing.signals import GAVE_UP, ThreadInterference
+from featx.tracing.sizes.groups import Group
+from featx.tracing.sizes.outcomes import STALE, Outcome
+from featx.tracing.sizes.resizing import Dim, OtherSize
+from featx.tracing.sizes.variation import Variation
 
 
 def stale_dims(variation: Variation) -> dict[Dim, Outcome]:
@@ -95,7 +95,7 @@ def _are_fresh(variation: Variation, groups: list[Group], sizes: list[OtherSize 
 def _first_call(variation: Variation, groups: list[Group], size: OtherSize | None) -> ExampleTrace | None:
     """Return a first call at other sizes; None where the model takes no such sizes."""
     try:
-        return variation.run_at(groups, size)
+        return variation.runs.run_at(groups, size)
     except ThreadInterference:
         raise
     except GAVE_UP:
@@ -114,13 +114,13 @@ def _do_the_same(
     expected = {size: ConstantValues(trace, calls, {}).steps for size, trace in fresh.items()}
     # The values of the tensors without values that calls have kept, by their ids.
     kept: dict[int, torch.Tensor] = {}
-    before = variation.run_at([], None)
+    before = variation.runs.run_at([], None)
     traces.append(before)
     known = ConstantValues(before, calls, kept)
     for size in sizes:
         values = ((key, known.of(origin)) for key, origin in before.origins().items())
         kept.update({key: value for key, value in values if isinstance(value, torch.Tensor)})
-        before = variation.run_at(groups, size, before=before)
+        before = variation.runs.run_at(groups, size, before=before)
         traces.append(before)
         if before.numbers.uses_earlier:  # what it does may depend on a length that was not tried
             return False

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from featx.tracing.freedom.outcomes import TOO_MANY_FAILED, Outcome
-from featx.tracing.freedom.resizing import Dim
+from featx.tracing.sizes.outcomes import TOO_MANY_FAILED, Outcome
+from featx.tracing.sizes.resizing import Dim
 
 _CHANNELS_OF_IMAGES = (1, 3, 4)
 
