@@ -9,9 +9,7 @@ from typing import Any, cast
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from featx.ir.arguments import Argument
 from featx.ir.memory import memory_of
-from featx.ir.node import Target
 from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write
 from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.tensor_reads import TensorReads
@@ -20,7 +18,7 @@ from featx.tracing.environment.generators import SETS_GENERATOR, TorchGenerator
 from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.history.noted_set import NotedSet
-from featx.tracing.nodes.operators import COMPARISONS, MAGIC, OPERATORS, REFLECTED, UNARY
+from featx.tracing.nodes.written_calls import as_written
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
 from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.recorder import Recorder
@@ -29,11 +27,6 @@ from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 from featx.tracing.side_effects.recent_writes import RecentWrites
 from featx.tracing.signals import NeedsRealValues, UnsupportedSideEffect, Untraceable
 from featx.tracing.source.frames import line_of, user_frame
-from featx.tracing.source_uses.syntax_queries import (
-    is_comparison,
-    written_operator,
-    written_sign,
-)
 from featx.tracing.stand_ins.kernels import Kernels
 from featx.tracing.stand_ins.recurrent import check_states_of_packed
 from featx.tree import tensors_in
@@ -112,12 +105,11 @@ class TorchCalls:
     def on_call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a torch call: run it and, outside modules that are kept whole, record it."""
         recorder, name = self._recorder, function.__name__
-        is_inside = recorder.opaque_call.is_inside
         if name == "__get__":
-            if not is_inside:
+            if not recorder.opaque_call.is_inside:
                 recorder.earlier.refuse(args[0])
             return self.tensor_reads.attribute(cast(Any, function).__self__.__name__, function, args[0])
-        if is_inside:
+        if recorder.opaque_call.is_inside:
             result = self.execute(function, args, kwargs)
             recorder.opaque_call.note_answer(result, is_value=facts_of(name).reads_values)
             return result
@@ -136,27 +128,39 @@ class TorchCalls:
             recorder.grad_modes.is_enabled = args[0]
             return function(*args)
         self._refuse(name, function, first_argument(args, kwargs))
-        if name in _OF_ARRAYS and args and is_array_of_numbers(args[0]):
-            made = recorder.numbers.arrays.as_tensor(args[0], is_shared=function is not torch.tensor)
-            args = args if made is None else (made, *args[1:])
-            if function is torch.tensor and made is not None:
-                function, kwargs = torch.asarray, {**kwargs, "copy": True}
-        if function is torch.as_tensor and args and is_array_of_numbers(args[0]):
-            with torch._C.DisableTorchFunction():
-                constant = function(*args, **kwargs)
-            recorder.numbers.arrays.note_constant(args[0], constant)
-            return constant  # which may share the memory of the array, and must not be written
-        if function is torch.tensor and args and is_array_of_numbers(args[0]):
-            # What this makes may be written. torch.tensor itself warns of tensors, as which a graph holds arrays.
-            function, args, kwargs = torch.asarray, (tensor_of(args[0]),), {**kwargs, "copy": True}
-        if name in ("dim", "ndimension"):
+        if args and is_array_of_numbers(args[0]):
+            made = None
+            if name in _OF_ARRAYS:
+                made = recorder.numbers.arrays.as_tensor(args[0], is_shared=function is not torch.tensor)
+            if made is None and function is torch.as_tensor:
+                return self._constant_of_array(args, kwargs)
+            function, args, kwargs = _on_tensor(function, args, kwargs, made)
+        if name in _READS_OF_FORM or facts_of(name).reads_values:
+            return self._read(name, function, args, kwargs)
+        return self._record_or_run(name, function, args, kwargs)
+
+    def _constant_of_array(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Return what `torch.as_tensor` makes of an array of numpy. It may share memory and must not be written."""
+        with torch._C.DisableTorchFunction():
+            constant = torch.as_tensor(*args, **kwargs)
+        self._recorder.numbers.arrays.note_constant(args[0], constant)
+        return constant
+
+    def _read(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that tells Python something of a tensor: its rank, its length, or its values."""
+        if name == "__len__":
+            self._recorder.numbers.on_conversion()
+            return self.tensor_reads.pinned(len, args, {}, function(*args))
+        if name in _READS_OF_FORM:
             self.tensor_reads.note_rank(first_argument(args, kwargs))
             return function(*args, **kwargs)
-        if facts_of(name).reads_values:
-            return self.tensor_reads.read_value(name, function, args, kwargs)
-        if name == "__len__":
-            recorder.numbers.on_conversion()
-            return self.tensor_reads.pinned(len, args, {}, function(*args))
+        return self.tensor_reads.read_value(name, function, args, kwargs)
+
+    def _record_or_run(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record a call of what is followed; run one of constants alone."""
+        recorder = self._recorder
         if name == "element_size" and recorder.is_of_graph(args):
             self.tensor_reads.decide_dtype(args[0])
         if facts_of(name).writes_first or "out" in kwargs:
@@ -360,7 +364,7 @@ class TorchCalls:
                 result = self.make_alias(result, frame)
             elif facts_of(name).may_return_input and recorder.call_record is not None:
                 recorder.call_record.returned_inputs[id(result)] = first  # as the call may do with another input
-        op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
+        op, target, arguments, stem = as_written(function, arguments, keywords, frame)
         node = recorder.add_node(op, target, arguments, keywords, stem, frame)
         result = self._results.follow(result, node, frame)
         if name in ("squeeze", "squeeze_"):
@@ -397,7 +401,7 @@ class TorchCalls:
             return result
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
         frame = recorder.model_frame()
-        op, target, arguments, stem = _as_written(function, arguments, keywords, frame)
+        op, target, arguments, stem = as_written(function, arguments, keywords, frame)
         node = recorder.add_unnamed_node(op, target, arguments, keywords, stem)
         recorder.note_dynamic_shape_of(node)
         return self._results.follow(result, node, frame)
@@ -427,6 +431,7 @@ class TorchCalls:
 
 
 _OF_ARRAYS = frozenset({"tensor", "as_tensor"})
+_READS_OF_FORM = frozenset({"dim", "ndimension", "__len__"})
 # The kernels of `torch.Tensor(x)`, `Variable(x)` and `torch.FloatTensor(2, 3)`, and what their nodes are called.
 _OF_CONSTRUCTORS = {
     torch.ops.aten.alias.default: "Tensor",
@@ -439,33 +444,14 @@ def _is_of_backward_hooks(function: Any) -> bool:
     return function.__self__.__name__ == "_backward_hooks"
 
 
-def _as_written(
-    function: Callable[..., Any], args: tuple[Argument, ...], kwargs: dict[str, Argument], frame: FrameType | None
-) -> tuple[str, Target, tuple[Argument, ...], str | None]:
-    """Return opcode, target, arguments and name for a torch call, as the model writes it: an operator, a method..."""
-    name = function.__name__
-    if not kwargs and len(args) == 1 and name in UNARY and frame is not None:
-        sign, target = UNARY[name]
-        if written_sign(frame) == sign:
-            return "call_function", target, args, None
-    if not kwargs and len(args) > 1:
-        if name in COMPARISONS and frame is not None and is_comparison(frame):
-            return "call_function", COMPARISONS[name], args, None
-        known = OPERATORS.get(name)
-        if known is not None and frame is not None and written_operator(frame) == known[0]:
-            symbol, target = known
-            # `x += y` is named as in a symbolic trace.
-            return "call_function", target, args, target.__name__[1:] if symbol.endswith("=") else None
-        reflected = REFLECTED.get(name)
-        if reflected is not None:
-            return "call_function", reflected, args[::-1], None
-    magic = MAGIC.get(name)
-    if magic is not None:
-        return "call_function", magic, args, None
-    if getattr(torch.Tensor, name, None) is function:
-        return "call_method", name, args, None
-    # `x ** 2` calls a function that torch has under no other name.
-    magic_name = f"__i{name[:-1]}__" if name.endswith("_") else f"__{name}__"
-    if magic_name in MAGIC and getattr(torch.Tensor, magic_name, None) is function:
-        return "call_function", MAGIC[magic_name], args, None
-    return "call_function", function, args, None
+def _on_tensor(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], made: torch.Tensor | None
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return a call that does with a tensor what this one does with an array of numpy, its first argument.
+
+    `made` is a tensor of the traced numbers in that array; None where it has none.
+    """
+    if function is torch.tensor:
+        # What this makes may be written. torch.tensor itself warns of tensors, as which a graph holds arrays.
+        return torch.asarray, (tensor_of(args[0]) if made is None else made,), {**kwargs, "copy": True}
+    return function, args if made is None else (made, *args[1:]), kwargs
