@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import torch
 
