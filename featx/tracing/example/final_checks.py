@@ -226,7 +226,7 @@ def _gives_tensors(node: Node, returned: Collection[Node], of_call: Node, path: 
         of_call: the call.
         path: the path of the part in what the call returned.
     """
-    if text_of(path) in of_call.meta["parts"]:
+    if text_of(path) in of_call.meta.get("parts", ()):
         return True
     reads = [user for user in node.users if user.target in (getattr, operator.getitem) and user.args[0] is node]
     others = [user for user in node.users if user not in reads]
