@@ -79,6 +79,12 @@ class _PassThrough(ReplacedGlobal):
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, self.function)
 
+    def __eq__(self, other: object) -> bool:
+        return bool(self.function == original_of(other))
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
 
 class _Torch(_PassThrough):
     """Stands in for the module torch in a model's globals, so that `torch.zeros(height, 3)` takes traced sizes.

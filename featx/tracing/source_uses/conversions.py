@@ -1,7 +1,8 @@
 """Tell where `int`, `float` and `len` may be replaced under their names for the time of a trace.
 
 A call of them on a traced number or tensor gives a plain number, and there is nothing but the name to take hold of it
-by. But a name is also read for other reasons: `type(x) is int` would no longer hold.
+by. But a name is also read for other reasons: `type(x) is int` would no longer hold. `type(x) == int` does, because what
+stands under the name is equal to what it replaces.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any
 from featx.tracing.source.location import parse
 
 CONVERSIONS = ("int", "float", "len")
+_BY_EQUALITY = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 
 def converts_by_calls_alone(filename: str, namespace: dict[str, Any]) -> bool:
-    """Say whether all functions in the file with these globals use these names only for calls, or in isinstance().
+    """Say whether all functions in the file with these globals use these names where it does not matter.
+
+    That is for calls, in isinstance(), and in comparisons by equality: `type(x) in (int, float)`.
 
     Parses the file, once.
     """
@@ -55,11 +59,20 @@ def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
             yield from node.args[1:]
         elif node.func.id == "map" and isinstance(node.args[0], ast.Name):
             yield node.args[0]
+    elif isinstance(node, ast.Compare) and all(isinstance(each, _BY_EQUALITY) for each in node.ops):
+        yield from filter(_is_of_names, (node.left, *node.comparators))
     # Annotations inside functions: those of local names are not evaluated, and the others do not matter.
     elif isinstance(node, (ast.AnnAssign, ast.arg)) and node.annotation is not None:
         yield node.annotation
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
         yield node.returns
+
+
+def _is_of_names(node: ast.AST) -> bool:
+    """Say whether an expression is a name, or a tuple or list of names."""
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return all(map(_is_of_names, node.elts))
+    return isinstance(node, (ast.Name, ast.Attribute))
 
 
 def _is_redefinition(node: ast.AST) -> bool:
