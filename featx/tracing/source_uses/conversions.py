@@ -1,8 +1,8 @@
 """Tell where `int`, `float` and `len` may be replaced under their names for the time of a trace.
 
 A call of them on a traced number or tensor gives a plain number, and there is nothing but the name to take hold of it
-by. But a name is also read for other reasons: `type(x) is int` would no longer hold. `type(x) == int` holds: what stands
-under the name is equal to what it replaces.
+by. But a name is also read for other reasons: `type(x) is int` would no longer hold. `type(x) == int` holds: what
+stands under the name is equal to what it replaces.
 """
 
 from __future__ import annotations
