@@ -255,7 +255,7 @@ class DualGraphModule(GraphModule):
 
 def _with_graph(module: GraphModule, graph: Graph) -> GraphModule:
     """Return a module of one graph, a copy, with the parts of `module`."""
-    own = Graph()
+    own = Graph(tracer_cls=graph.tracer_cls)
     own.output(own.graph_copy(graph, {}))
     own.code_transformer = graph.code_transformer
     return GraphModule(module, own, module._get_name())

@@ -30,7 +30,10 @@ def name_to_ask(node: "Node") -> str | None:
     """Return the qualified name of a node that a submodule made, where neither its name nor its target shows it.
 
     `add_3` may be asked for as `layer2.0.add`; the node `layer2_0_conv1` is shown with its target `layer2.0.conv1`.
+    None for graphs of a symbolic trace, whose texts are those of torch.fx.
     """
+    if not getattr(node.graph.tracer_cls, "shows_names", False):
+        return None
     name: object = node.meta.get("qualified_name")
     if not isinstance(name, str) or "." not in name or name == node.target or name.replace(".", "_") == node.name:
         return None

@@ -185,7 +185,19 @@ class Residual(nn.Module):
         return self.act(x) + x
 
 
-@pytest.mark.parametrize("trace", [featx.symbolic_trace, lambda model: featx.trace(model, torch.ones(2))])
+def extractor_of(model: nn.Module, **options: Any) -> Any:
+    return featx.create_feature_extractor(model, {"0.add": "first", "1.add": "last"}, **options)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        lambda model: featx.trace(model, torch.ones(2)),
+        lambda model: extractor_of(model, example_inputs=torch.ones(2)),
+        lambda model: extractor_of(model, tracer="symbolic"),
+    ],
+    ids=["trace", "extractor", "symbolic extractor"],
+)
 def test_graph_and_code_say_how_to_ask_for_a_node_whose_name_does_not(trace: Callable[[nn.Module], Any]) -> None:
     traced = trace(nn.Sequential(Residual(), Residual()))
     for text in (str(traced.graph), traced.code):
@@ -193,4 +205,11 @@ def test_graph_and_code_say_how_to_ask_for_a_node_whose_name_does_not(trace: Cal
         assert [remark for _, remark in remarks] == ["0.add", "1.add"]
         assert all("add" in line for line, _ in remarks)
     assert traced.graph["1.add"].name == "add_1"
-    torch.testing.assert_close(traced(torch.ones(2)), torch.full((2,), 4.0))
+    result = traced(torch.ones(2))
+    assert torch.equal(result["last"] if isinstance(result, dict) else result, torch.full((2,), 4.0))
+
+
+def test_texts_of_symbolic_traces_are_those_of_torch_fx() -> None:
+    model = nn.Sequential(Residual(), Residual())
+    ours, theirs = featx.symbolic_trace(model), torch.fx.symbolic_trace(model)
+    assert (str(ours.graph), ours.code.strip()) == (str(theirs.graph), theirs.code.strip())

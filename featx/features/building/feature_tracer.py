@@ -32,6 +32,7 @@ class FeatureTracer(Tracer):
     """
 
     specialize_options = True
+    shows_names = True
 
     def __init__(
         self,

@@ -45,6 +45,8 @@ class TracerBase:
     check_mutable_operations: bool = False
     # Refuse what a proxy cannot answer, and torch.fx answers by the proxy itself: its hash, its text, `hasattr`.
     refuses_questions: bool = False
+    # Let texts of the graph say how to ask for a node whose name does not show it. Those of torch.fx say no such thing.
+    shows_names: bool = False
     # The method of the root module that is traced.
     traced_func_name: str = "forward"
 

@@ -102,6 +102,8 @@ class Recorder(TracerBase):
             returned its input.
     """
 
+    shows_names = True
+
     def __init__(
         self, model_context: ModelContext, replica: Replica, owned: dict[int, str], *, is_real: bool, keep_source: bool
     ) -> None:
