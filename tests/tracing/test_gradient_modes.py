@@ -10,6 +10,7 @@ import torch
 from torch import is_grad_enabled, nn
 
 import featx
+from featx.tracing.example.trace import ExampleTrace
 
 X = torch.rand(2, 4)
 
@@ -193,3 +194,27 @@ def test_question_behind_the_feature_is_answered_in_either_mode_by_a_further_gra
     x = torch.rand(3, 4)
     with torch.set_grad_enabled(not enabled):
         assert torch.equal(extractor(x)["mul"], model.layer(x))
+
+
+def test_a_trace_that_cannot_go_on_behind_the_feature_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadsValue(nn.Module):
+        """Reads a value behind the feature, which a trace without values cannot."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return y * 2 if y.detach().sum().item() > 0 else y
+
+    def fails(_: Any, trace: Any) -> Any:
+        raise featx.TraceError("it cannot go on")
+
+    dropped: list[Any] = []
+    drop = ExampleTrace.drop_replica
+    monkeypatch.setattr(ExampleTrace, "drop_replica", lambda trace: (dropped.append(trace), drop(trace))[1])
+    monkeypatch.setattr("featx.tracing.checks.checked_trace.go_on_where_needed", fails)
+    with pytest.raises(featx.TraceError, match="it cannot go on"):
+        featx.create_feature_extractor(ReadsValue().eval(), ["layer"], example_inputs=X)
+    assert any(trace.early_stop_reason for trace in dropped)

@@ -128,14 +128,18 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
 def _trace_of_all_that_matters(request: TraceRequest) -> ExampleTrace:
     """Trace in the gradient mode that the model asks for, and to where nothing that follows matters."""
     trace = request.trace()
-    while True:
-        first = trace
-        if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
-            trace = in_gradient_mode_of_caller(request, trace)
-        if trace.early_stop_reason is not None:
-            trace = go_on_where_needed(request, trace)  # which may ask for the gradient mode
-        if trace is first:
-            return trace
+    try:
+        while True:
+            first = trace
+            if not torch.is_grad_enabled() and asks_for_gradients(trace.graph):
+                trace = in_gradient_mode_of_caller(request, trace)
+            if trace.early_stop_reason is not None:
+                trace = go_on_where_needed(request, trace)  # which may ask for the gradient mode
+            if trace is first:
+                return trace
+    except BaseException:
+        trace.drop_replica()
+        raise
 
 
 def _set_up_for(

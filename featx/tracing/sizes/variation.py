@@ -30,11 +30,7 @@ from featx.tracing.sizes.outcomes import (
     TOGETHER,
     Outcome,
 )
-from featx.tracing.sizes.resizing import (
-    Dim,
-    OtherSize,
-    twice,
-)
+from featx.tracing.sizes.resizing import Dim, OtherSize, twice
 from featx.tracing.sizes.size_runs import SizeRuns
 from featx.tracing.source_uses.slices import has_computed_slices
 
