@@ -11,7 +11,7 @@ from torch.fx.graph import CodeGen
 
 from featx.errors import ArgumentTypeError, ForeignNodeError
 from featx.interop.generated import KeywordOnlyCode, put_modes_back
-from featx.interop.meta import HELPER, WRAPPED_HERE, Translation
+from featx.interop.meta import HELPER, TRACER_CLASS, WRAPPED_HERE, Translation
 from featx.interop.named import Named
 from featx.interop.written import refuse_read_setitem
 from featx.ir.graph import Graph
@@ -27,7 +27,7 @@ def read_graph(graph: torch.fx.Graph, module: torch.fx.GraphModule | None) -> Gr
             f"the graph has code of its own ({type(code).__name__} or on_generate_code), which takes or returns "
             "something else than its nodes say; graph.set_codegen(torch.fx.graph.CodeGen()) takes that away"
         )
-    result = Graph()
+    result = Graph(tracer_cls=getattr(graph, TRACER_CLASS, None))
     values: dict[torch.fx.Node, Any] = {}
 
     def value_of(node: torch.fx.Node) -> Any:

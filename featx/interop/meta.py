@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from featx.rebuilding import with_items
 
+# Where a converted graph of torch.fx holds the class of the tracer of the graph that it is made of.
+TRACER_CLASS = "_featx_tracer_cls"
 # In node.meta: what a node that only torch.fx's code needs stands for.
 HELPER = "featx_helper"
 # In node.meta["is_wrapped"], where torch.fx notes that a function stays one node when the code is traced again.

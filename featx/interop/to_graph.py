@@ -13,7 +13,7 @@ from featx.errors import ArgumentTypeError, GraphError, TargetError
 from featx.interop.arguments import Arguments, add_node
 from featx.interop.checked import check_code
 from featx.interop.generated import KeywordOnlyCode, put_modes_back
-from featx.interop.meta import HELPER, WRAPPED_HERE, Translation
+from featx.interop.meta import HELPER, TRACER_CLASS, WRAPPED_HERE, Translation
 from featx.interop.named import Named
 from featx.interop.written import is_misread, is_misread_attribute, is_written, last_readers, refuse_read_setitem
 from featx.interop.written_names import refuse_unwritten_names
@@ -36,6 +36,7 @@ class TorchGraph:
                 "convert it without that, and edit the code of the result"
             )
         self.result = torch.fx.Graph()
+        setattr(self.result, TRACER_CLASS, graph.tracer_cls)
         self._twins: dict[Node, torch.fx.Node] = {}
         self._arguments = Arguments(graph, module, self.result, self._twins)
         self._last = last_readers(graph)
