@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib.util
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from featx.errors import MissingExtraError, OptimizationError
 from featx.interop.exported import writes_what_it_is_given
-from featx.interop.program_integers import integers_of_tables
+from featx.interop.program_integers import nodes_of_integers
+from featx.interop.program_parts import Part, calls_of, inputs_of, outputs_of, part_of
 from featx.tree import tensors_in, tree_leaves, tree_map
 
-# Integers of 64 bits are ones of 32 there, and so are floats.
+# Floats of 64 bits are computed in 32 there.
 _DTYPES = {torch.float32, torch.int32, torch.int64, torch.bool, torch.uint8}
-_LARGEST = torch.iinfo(torch.int32).max
 
 
 def is_available() -> bool:
@@ -40,11 +40,11 @@ class OpenVINORunner:
     """Calls an extractor by OpenVINO, on a CPU, without gradients.
 
     Each form of the inputs (shapes, dtypes, strides, and what is no tensor) is exported by `torch.export` and compiled
-    in its first call, which takes seconds, and OpenVINO keeps a copy of the weights for it. The extractor itself is
-    called where a form cannot be exported, under autocast, where two inputs are one tensor, and for what OpenVINO would
-    not take as it is: integers beyond 32 bits or that no table of embeddings has, float64, tensors of other classes or
-    of no elements. So are programs that compute integers, or look up values by those of inputs. Threads may call at the
-    same time.
+    in its first call, which takes seconds, and OpenVINO keeps a copy of the weights for it. PyTorch computes what is
+    done with integers, such as embeddings and masks, and what comes before that: OpenVINO computes integers of 32 bits
+    and does not check by what it looks values up. The extractor itself is called where a form cannot be exported, under
+    autocast, where two inputs are one tensor, and for float64, tensors of other classes and such without elements.
+    Threads may call at the same time.
 
     Args:
         extractor: in eval mode. For each input of one form it returns tensors in one structure.
@@ -101,48 +101,71 @@ class _OfTensors(nn.Module):
 
 def _compile(extractor: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """Return a function that computes what the extractor does, for inputs of this form. Nothing is computed here."""
-    import openvino  # pyright: ignore[reportMissingImports]
-
     tensors = tuple(tensors_in((args, kwargs)))
     results: list[Any] = []  # an attribute of the module would be put back
     program = torch.export.export(_OfTensors(extractor, args, kwargs, results.append), tensors)
     result = tree_map(_of_dtype, results[-1])
     if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in tree_leaves(result)):
         raise OptimizationError("a number that is returned follows from values")
-    dtypes = [tensor.dtype for tensor in tensors_in(result)]
     if not all(
         tensor.dtype in _DTYPES for tensor in (*tensors_in(result), *extractor.parameters(), *extractor.buffers())
     ):
         raise OptimizationError("of floats, only those of 32 bits are computed as they are")
     if writes_what_it_is_given(program):
         raise OptimizationError("a call writes a buffer or an input")
-    tables = integers_of_tables(program)
-    if tables is None:
-        raise OptimizationError("integers are computed, or values are looked up by integers of inputs")
-    model: Any = openvino.convert_model(program)
-    if len(model.inputs) != len(tensors) or len(model.outputs) != len(dtypes):
-        raise OptimizationError("an input is used nowhere, or a value is returned twice")
-    model.reshape({given: list(tensor.shape) for given, tensor in zip(model.inputs, tensors, strict=True)})
-    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    compiled: Any = openvino.Core().compile_model(model, "CPU", settings)
-    of_thread = threading.local()  # a request of OpenVINO serves one thread at a time
+    compute = _in_two_parts(program)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        values = tensors_in((args, kwargs))
-        if any(not _are_rows(values[place], count) for place, count in tables):
-            return extractor(*args, **kwargs)
-        if not hasattr(of_thread, "request"):
-            of_thread.request = compiled.create_infer_request()
-        given = [tensor.detach().contiguous().numpy() for tensor in values]
-        found = of_thread.request.infer(given, share_inputs=True)
-        return _with_tensors(result, (torch.from_numpy(found[at]).to(dtype) for at, dtype in enumerate(dtypes)))
+        return _with_tensors(result, iter(compute(tensors_in((args, kwargs)))))
 
     return run
 
 
-def _are_rows(numbers: torch.Tensor, count: int) -> bool:
-    low, high = map(int, numbers.aminmax())
-    return low >= 0 and high < count
+def _in_two_parts(program: torch.export.ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """Return a function from inputs to results: PyTorch computes what is done with integers, OpenVINO all the rest."""
+    program = program.run_decompositions({})  # parts have no calls in place
+    inputs, outputs, of_torch = inputs_of(program), outputs_of(program), nodes_of_integers(program)
+    of_openvino = {node for node in calls_of(program) if node not in of_torch}
+    known = {*inputs, *of_torch}
+    rest = part_of(program, of_openvino, [node for node in dict.fromkeys(outputs) if node not in known])
+    first = part_of(program, of_torch, [node for node in dict.fromkeys((*rest.inputs, *outputs)) if node in of_torch])
+    if not rest.outputs:
+        raise OptimizationError("all values are computed with integers")
+    infer = _compile_part(rest)
+
+    def compute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = dict(zip(inputs, tensors, strict=True))
+        for part, function in ((first, first.module), (rest, infer)):
+            found = function(*[values[node] for node in part.inputs]) if part.outputs else ()
+            values.update(zip(part.outputs, found, strict=True))
+        return [values[node] for node in outputs]
+
+    return compute
+
+
+def _compile_part(part: Part) -> Callable[..., Iterator[torch.Tensor]]:
+    """Return a function that computes by OpenVINO what a part of a program does."""
+    import openvino  # pyright: ignore[reportMissingImports]
+
+    likes = [cast("torch.Tensor", node.meta["val"]) for node in part.inputs]
+    examples = tuple(torch.zeros(like.shape, dtype=like.dtype) for like in likes)
+    model: Any = openvino.convert_model(torch.export.export(part.module, examples))
+    if len(model.inputs) != len(part.inputs) or len(model.outputs) != len(part.outputs):
+        raise OptimizationError("an input is used nowhere")
+    model.reshape({given: list(like.shape) for given, like in zip(model.inputs, examples, strict=True)})
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled: Any = openvino.Core().compile_model(model, "CPU", settings)
+    dtypes = [cast("torch.Tensor", node.meta["val"]).dtype for node in part.outputs]
+    of_thread = threading.local()  # a request of OpenVINO serves one thread at a time
+
+    def infer(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:
+        if not hasattr(of_thread, "request"):
+            of_thread.request = compiled.create_infer_request()
+        given = [tensor.detach().contiguous().numpy() for tensor in tensors]
+        found = of_thread.request.infer(given, share_inputs=True)
+        return (torch.from_numpy(found[at]).to(dtype) for at, dtype in enumerate(dtypes))
+
+    return infer
 
 
 def _with_tensors(structure: Any, tensors: Iterator[torch.Tensor]) -> Any:
@@ -158,12 +181,10 @@ def _copied(leaf: Any) -> Any:
 
 
 def _is_taken(leaf: Any) -> bool:
-    """Say whether OpenVINO computes with a value of an input as PyTorch does."""
+    """Say whether OpenVINO, or PyTorch beside it, computes with a value of an input as the extractor does."""
     if not isinstance(leaf, torch.Tensor):
         return leaf is None or type(leaf) in (bool, int, float, str)
-    if type(leaf) is not torch.Tensor or leaf.dtype not in _DTYPES or leaf.device.type != "cpu" or not leaf.numel():
-        return False
-    return leaf.dtype is not torch.int64 or max(map(abs, map(int, leaf.aminmax()))) <= _LARGEST
+    return type(leaf) is torch.Tensor and leaf.dtype in _DTYPES and leaf.device.type == "cpu" and leaf.numel() > 0
 
 
 def _form_of(leaf: Any) -> Any:

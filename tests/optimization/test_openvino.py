@@ -107,36 +107,84 @@ def test_what_openvino_would_take_for_something_else_goes_to_the_extractor() -> 
 
 
 class ComputesIntegers(nn.Module):
-    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor], layer: nn.Module) -> None:
         super().__init__()
-        self.table, self.compute = nn.Embedding(100, 8), compute
+        self.table, self.compute, self.layer = nn.Embedding(100, 8), compute, layer
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.table(self.compute(ids))
+        return self.layer(self.table(self.compute(ids)))
 
 
 @pytest.mark.parametrize(
     "compute",
     [
+        lambda ids: ids,
         lambda ids: (ids * 31337) % 100,
         lambda ids: (ids - 3) // 2 + 10,
         lambda ids: ids.cumsum(1).clamp(max=99),
         lambda ids: (ids.float() * 1e10).long() % 100,
         lambda ids: torch.arange(100).flip(0)[ids],
+        lambda ids: torch.arange(900.0).sin().view(9, 100)[:, ids[0]].argmax(0)[None],
+        lambda ids: (ids + 2**40).clone().sub_(2**40),
+        lambda ids: torch.stack(ids.float().topk(3, 1)[1].split(1, 1)[1:]),
     ],
-    ids=["product", "quotient", "sum", "cast", "lookup"],
+    ids=["none", "product", "quotient", "sum", "cast", "lookup", "argmax", "in place", "of several results"],
 )
-def test_integers_are_computed_by_the_extractor(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    model = ComputesIntegers(compute).eval()
+def test_integers_are_computed_by_torch(compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = ComputesIntegers(compute, nn.Linear(8, 8)).eval()
+    calls: list[nn.Module] = []
     runner = OpenVINORunner(model)
     with torch.no_grad():
-        for ids in (torch.arange(10).reshape(2, 5), torch.arange(10).reshape(2, 5) + 60):
-            assert torch.equal(runner(ids), model(ids))
-    assert "integers" in runner.problem
+        all_ids = torch.arange(10).reshape(2, 5), torch.arange(10).reshape(2, 5) + 60
+        runner(all_ids[0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "forward", lambda *_: calls.append(model))
+            found = [runner(ids) for ids in all_ids]
+        for ids, value in zip(all_ids, found, strict=True):
+            torch.testing.assert_close(value, model(ids))
+    assert (runner.problem, calls) == ("", [])
+
+
+def test_what_is_computed_with_integers_alone_goes_to_the_extractor() -> None:
+    model = ComputesIntegers(lambda ids: ids, nn.Identity()).eval()
+    runner = OpenVINORunner(model)
+    ids = torch.arange(10).reshape(2, 5)
+    with torch.no_grad():
+        assert torch.equal(runner(ids), model(ids))
+    assert runner.problem == "OpenVINO: OptimizationError: all values are computed with integers"
+
+
+class Mixes(nn.Module):
+    """Integers come after what is computed from an image, and an input and a weight are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.table, self.last = nn.Linear(6, 8), nn.Embedding(8, 8), nn.Linear(8, 3)
+        self.register_buffer("order", torch.arange(4).flip(0))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, unused: torch.Tensor) -> list[torch.Tensor]:
+        tokens = torch.relu_(self.embed(x))[:, self.order]
+        chosen = tokens.argmax(-1)
+        features = self.last(tokens + self.table(chosen) * ids.sum())
+        return [features, chosen, x, self.last.weight, features]
+
+
+def test_parts_hand_over_what_the_other_one_needs() -> None:
+    model = Mixes().eval()
+    runner = OpenVINORunner(model)
+    with torch.no_grad():
+        for _ in range(3):
+            inputs = torch.randn(2, 4, 6), torch.randint(0, 2, (3,)), torch.rand(1)
+            found, expected = runner(*inputs), model(*inputs)
+            torch.testing.assert_close(found, expected)
+            assert torch.equal(found[1], expected[1])
+            assert found[2] is inputs[0]
+            assert found[0] is found[4]
+    assert runner.problem == ""
 
 
 def test_ids_that_no_table_has_raise_as_the_model_does() -> None:
-    model = ComputesIntegers(lambda ids: ids.flatten(1)).eval()
+    model = ComputesIntegers(lambda ids: ids.flatten(1), nn.Linear(8, 8)).eval()
     runner = OpenVINORunner(model)
     ids = torch.arange(10).reshape(2, 5)
     with torch.no_grad():
@@ -175,18 +223,12 @@ class Decides(nn.Module):
         return x * 2 if x.sum() > 0 else x * 3
 
 
-class Twice(nn.Module):
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        y = x * 2
-        return [y, y]
-
-
 class ReturnsNumber(nn.Module):
     def forward(self, x: torch.Tensor) -> list[Any]:
         return [x * 2, torch.tensor(int(x.sum().item()))]
 
 
-@pytest.mark.parametrize("make", [Writes, Decides, Twice, ReturnsNumber])
+@pytest.mark.parametrize("make", [Writes, Decides, ReturnsNumber])
 def test_what_cannot_be_exported_goes_to_the_extractor(make: Callable[[], nn.Module]) -> None:
     model, eager = make(), make()
     runner = OpenVINORunner(model)
