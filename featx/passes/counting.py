@@ -79,7 +79,8 @@ class OperatorCount(OperatorMode):
             now.flops += operations.flops
             now.elementwise += operations.elementwise
         now.operators[name] = now.operators.get(name, 0) + 1
-        if signature is not None:
+        is_view = signature is not None and signature.is_view
+        if signature is not None and not is_view:
             read, written = bytes_moved(signature, args, kwargs, result)
             now.bytes_read += read
             now.bytes_written += written
@@ -87,7 +88,7 @@ class OperatorCount(OperatorMode):
             memory = memory_of(tensor)
             if memory in self._parameters:
                 now.parameters[memory] = self._parameters[memory]
-        if signature is None or not signature.is_view:
+        if not is_view:
             for tensor in tensors_among((result,)):
                 self._note(tensor)
         return result

@@ -41,11 +41,11 @@ class FakeResults:
     def of(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what an operator returns for fake tensors."""
         func = signature.overload
+        if signature.is_view or signature.name == _VIEW:  # of the first argument, and of no other tensor
+            return self._view(func, args, kwargs) if self._is_plain(args[0]) else func(*args, **kwargs)
         key = self._key((args, tuple(kwargs.items())))
         if key is None:
             return func(*args, **kwargs)
-        if signature.is_view or signature.name == _VIEW:
-            return self._view(func, args, kwargs)
         layouts = self._known.get((func, key))
         if layouts is None:
             result = func(*args, **kwargs)
@@ -64,7 +64,7 @@ class FakeResults:
         except NotImplementedError:
             return func(*args, **kwargs)
         # `lift_fresh` returns the tensor itself.
-        is_plain = view is not args[0] and view.layout is torch.strided and not (view.is_conj() or view.is_neg())
+        is_plain = view is not args[0] and view.layout is torch.strided and not _is_lazy(view)
         return self.fake_of(view, args[0].fake_device) if is_plain else func(*args, **kwargs)
 
     def _key(self, value: Any) -> Any:
@@ -73,13 +73,18 @@ class FakeResults:
         if kind in _PLAIN:
             return kind, value
         if kind is self._fake_class:
-            if value.layout is not torch.strided or value.constant is not None or value.is_conj() or value.is_neg():
+            if not self._is_plain(value):
                 return None
             return value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device
         if kind is tuple or kind is list:
             keys = tuple([self._key(item) for item in value])
             return None if None in keys else (kind, keys)
         return None
+
+    def _is_plain(self, value: Any) -> bool:
+        """Say whether an operator sees no more of a tensor than its layout and its device."""
+        is_fake = type(value) is self._fake_class
+        return is_fake and value.constant is None and value.layout is torch.strided and not _is_lazy(value)
 
     def _layouts_of(self, result: Any, inputs: list[torch.Tensor]) -> tuple[_Layout, ...]:
         """Return from what the results can be made again; nothing if they cannot."""
@@ -102,6 +107,10 @@ class FakeResults:
     def fake_of(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return the fake tensor that is on a device and has the layout and the memory of one on the meta device."""
         return self._fake_class(self._fake_mode, meta, device)
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:

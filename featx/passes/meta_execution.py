@@ -161,11 +161,11 @@ def call_on(func: Any, args: Any, kwargs: dict[str, Any], stand_in: Callable[[to
 
 def replaced(values: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return the arguments of an operator with `function` applied to each tensor."""
+    kind = type(values)
+    if kind is tuple or kind is list:
+        return kind([replaced(value, function) for value in values])
     if isinstance(values, torch.Tensor):
         return function(values)
-    if isinstance(values, dict):
+    if kind is dict:
         return {key: replaced(value, function) for key, value in values.items()}
-    if isinstance(values, (tuple, list)):
-        items = [replaced(value, function) for value in values]
-        return items if isinstance(values, list) else tuple(items)
     return values
