@@ -167,17 +167,26 @@ def _build(record: Record) -> tuple[nn.Module, Example | None]:
 def _build_of_timm(name: str) -> tuple[nn.Module, Example | None]:
     """Return a model and its example: a large model for small images if it takes them, a huge one in bfloat16."""
     bare = models.build_without_weights("timm", name).eval()
-    parameters = _count(bare)
+    is_huge = _count(bare) > _HUGE
     *smaller, declared = models.input_shapes("timm", name, bare)
     made_for: int | None = None
     shape: tuple[int, ...] | None = None
-    if parameters > _LARGE or declared[-1] > _SIDE_OF_LARGE:
+    if _count(bare) > _LARGE or declared[-1] > _SIDE_OF_LARGE:
         sides = (side for side in _SMALL_SIDES if side < declared[-1])
         made_for = next((side for side in sides if models.can_be_made_for("timm", name, side)), None)
         ways = [(3, made_for, made_for)] if made_for else [each for each in smaller if takes(bare, each)]
         shape = next(iter(ways), None)
     del bare
-    is_huge = parameters > _HUGE
+    model, example = _made_of_timm(name, made_for, shape, is_huge)
+    # Without values a model runs whose indices go too far.
+    if shape is not None and example is not None and not _runs(model, example):
+        model, example = _made_of_timm(name, None, None, is_huge)
+    return model, example
+
+
+def _made_of_timm(
+    name: str, made_for: int | None, shape: tuple[int, ...] | None, is_huge: bool
+) -> tuple[nn.Module, Example | None]:
     with models.floats_of(torch.bfloat16 if is_huge else torch.float32):
         with _quick_initialization() if is_huge else nullcontext():
             model = models.build("timm", name, side=made_for).eval()
@@ -185,6 +194,16 @@ def _build_of_timm(name: str) -> tuple[nn.Module, Example | None]:
         if shape is not None and example is not None:
             example = replace(example, args=(models.make_input(shape, 2),), kwargs={})
     return model, example
+
+
+def _runs(model: nn.Module, example: Example) -> bool:
+    try:
+        _run(model, (example.args, example.kwargs))
+    except Exception as error:  # whatever a model raises
+        if is_out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 @contextmanager
