@@ -30,18 +30,21 @@ def nodes_of_integers(program: torch.export.ExportedProgram) -> set[Node]:
     for node in calls_of(program):
         schema = getattr(node.target, "_schema", None)
         if schema is None:  # a function of Python: `getitem` of several results
-            is_one = any(each in found for each in node.all_input_nodes)
+            computes = not found.isdisjoint(node.all_input_nodes)
         else:
-            is_one = not unknown.isdisjoint(node.all_input_nodes)
-            is_one |= _is_of_integers(node) and not _only_moves(node, str(schema.name).removeprefix("aten::"))
-        if is_one:
+            computes = not unknown.isdisjoint(node.all_input_nodes) or not _only_moves(node, schema.name)
+        if computes:
             found.add(node)
             if _is_of_integers(node):
                 unknown.add(node)
-    return _with_ancestors(found)
+    return _with_their_results(program, _with_ancestors(found))
 
 
 def _only_moves(node: Node, name: str) -> bool:
+    """Say whether a call computes no integers."""
+    if not _is_of_integers(node):
+        return True
+    name = name.removeprefix("aten::")
     is_cast = name in _CASTS and all(map(_is_of_integers, node.all_input_nodes))
     return is_cast or name in _MOVING or name in _MAKING
 
@@ -60,3 +63,9 @@ def _with_ancestors(nodes: set[Node]) -> set[Node]:
                 found.add(each)
                 waiting.append(each)
     return found
+
+
+def _with_their_results(program: torch.export.ExportedProgram, calls: set[Node]) -> set[Node]:
+    """Return calls with those that take one of several results out of theirs."""
+    results = [node for node in calls_of(program) if not hasattr(node.target, "_schema")]
+    return calls.union(node for node in results if not calls.isdisjoint(node.all_input_nodes))

@@ -159,12 +159,12 @@ class Mixes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.table, self.last = nn.Linear(6, 8), nn.Embedding(8, 8), nn.Linear(8, 3)
+        self.embed, self.table, self.last = nn.Linear(6, 16), nn.Embedding(8, 8), nn.Linear(8, 3)
         self.register_buffer("order", torch.arange(4).flip(0))
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, unused: torch.Tensor) -> list[torch.Tensor]:
-        tokens = torch.relu_(self.embed(x))[:, self.order]
-        chosen = tokens.argmax(-1)
+        tokens, scores = torch.relu_(self.embed(x))[:, self.order].chunk(2, -1)
+        chosen = scores.argmax(-1)
         features = self.last(tokens + self.table(chosen) * ids.sum())
         return [features, chosen, x, self.last.weight, features]
 
