@@ -72,8 +72,9 @@ def test_side_of_a_model_of_transformers_without_a_processor(photo: Path, tmp_pa
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8))
-    model.save_pretrained(tmp_path)
-    assert made(photo, model, f"hf:{tmp_path}", None).shape == (3, 32, 32)
     text = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=50))
+    for each, name in ((model, "images"), (text, "text")):  # the name of no folder would be looked for on the network
+        each.save_pretrained(tmp_path / name)
+    assert made(photo, model, f"hf:{tmp_path / 'images'}", None).shape == (3, 32, 32)
     with pytest.raises(UserError, match="BertModel takes no images"):
-        made(photo, text, "hf:none", None)
+        made(photo, text, f"hf:{tmp_path / 'text'}", None)
