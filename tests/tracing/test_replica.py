@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import enum
 import functools
+import gc
 import io
 import itertools
 import queue
@@ -14,7 +16,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -424,3 +426,95 @@ def test_forward_that_is_decorated_with_torch_compile_is_traced_as_it_was_writte
     assert "forward" not in vars(model[1])
     with torch.no_grad():  # torch's compiler warns of gradients of what is no leaf
         assert torch.allclose(extractor(x + 1)[names[-1]], model[1].linear(model[0](x + 1)).relu())
+
+
+class _Stored:
+    """Stores what a layer returns, as fastai's hooks do."""
+
+    deleted: ClassVar[list[str]] = []
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.value: torch.Tensor | None = None
+        self.handle = layer.register_forward_hook(self.store)
+
+    def store(self, layer: nn.Module, args: Any, output: torch.Tensor) -> None:
+        self.value = output
+
+    def __del__(self) -> None:
+        self.deleted.append("hook")
+
+
+class _Register(type):
+    classes: ClassVar[list[str]] = []
+
+    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> None:
+        super().__init__(name, bases, members)
+        cls.classes.append(name)
+
+
+class _GivesHooksBack(nn.Module, metaclass=_Register):
+    subclasses: ClassVar[list[str]] = []
+    deleted: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.stored = _Stored(self.first)
+
+    def __init_subclass__(cls) -> None:
+        cls.subclasses.append(cls.__name__)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(self.first(x))
+        assert self.stored.value is not None
+        return y + self.stored.value
+
+    def __del__(self) -> None:
+        self.stored.handle.remove()
+        self.deleted.append(type(self).__name__)
+
+
+def test_copies_of_a_model_give_back_nothing_that_it_holds() -> None:
+    model = _GivesHooksBack().eval()
+    x, y = torch.rand(2, 2, 3)
+    with torch.no_grad():
+        expected = model(y).clone()
+        extractor = featx.create_feature_extractor(model, ["first", "output"], example_inputs=x)
+        featx.nodes(model, x)
+        featx.trace(model, x)
+        with pytest.raises(featx.FeatxError):
+            featx.create_feature_extractor(model, ["third"], example_inputs=x)
+        gc.collect()
+        assert (_GivesHooksBack.deleted, _Stored.deleted) == ([], [])
+        assert (_GivesHooksBack.subclasses, _Register.classes) == ([], ["_GivesHooksBack"])
+        assert len(model.first._forward_hooks) == 1
+        assert torch.equal(model(y), expected)
+        assert torch.equal(extractor(y)["output"], expected)
+    del model
+    gc.collect()
+    assert "_GivesHooksBack" in _GivesHooksBack.deleted
+
+
+class _RemovesItsHook(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.handle = self.layer.register_forward_pre_hook(self.double, with_kwargs=True)
+
+    def double(self, layer: nn.Module, args: tuple[torch.Tensor], kwargs: Any) -> Any:
+        return (args[0] * 2,), kwargs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.handle:
+            return self.layer(x)
+
+
+def test_a_handle_removes_the_hook_of_the_copy() -> None:
+    model, x = _RemovesItsHook().eval(), torch.rand(2, 3)
+    with contextlib.suppress(featx.TraceError):
+        featx.trace(model, x)
+    assert len(model.layer._forward_pre_hooks) == len(model.layer._forward_pre_hooks_with_kwargs) == 1
+    replica = Replica(model).root
+    replica(x)
+    assert len(cast(Any, replica).layer._forward_pre_hooks_with_kwargs) == 0
+    assert len(model.layer._forward_pre_hooks_with_kwargs) == 1

@@ -17,6 +17,7 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.module import GraphModule
 from featx.passes.shapes import ShapeProp
 from featx.tracing.replica.replica import Replica
+from featx.tracing.replica.unfinalized import bare_copy_of
 
 # Where the modules are that the user gives for features.
 HEADS = "feature_heads"
@@ -48,7 +49,7 @@ def with_heads(model: nn.Module, heads: Mapping[str, nn.Module]) -> nn.Module:
         if name in holder._modules:
             raise RequestError(f"the key '{key}' and another one give the same name to a module, '{name}'")
         holder.add_module(name, head)
-    root = object.__new__(type(model))
+    root: nn.Module = bare_copy_of(model)
     root.__dict__.update(model.__dict__, _modules={**model._modules, HEADS: holder})
     return root
 

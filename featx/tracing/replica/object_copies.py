@@ -23,11 +23,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, cast
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from featx.rebuilding import NO_VALUE, contents_of_cell, slots_of
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
 from featx.tracing.objects.plain_objects import LIBRARIES, is_plain_object
 from featx.tracing.objects.references import proxied
+from featx.tracing.replica.unfinalized import bare_copy_of
 from featx.tracing.signals import Untraceable
 
 _ATOMS = frozenset(
@@ -139,13 +141,13 @@ class ObjectCopies:
         if isinstance(value, _COPIED_BY_PYTHON) or (isinstance(value, Iterator) and not hasattr(value, "read")):
             return self.note(value, self._copied_by_python(value))
         if is_plain_object(value):
-            return self.fill_attributes(value, self.note(value, object.__new__(kind)))
+            return self.fill_attributes(value, self.note(value, bare_copy_of(value)))
         return value
 
     def _copied_by_python(self, value: Any) -> Any:
         self.have_hidden_state = True
         if is_plain_object(value):
-            return self.fill_attributes(value, object.__new__(type(value)))
+            return self.fill_attributes(value, bare_copy_of(value))
         memo = {key: duplicate for key, (_, duplicate) in self.known.items()}
         try:
             with warnings.catch_warnings():
@@ -277,6 +279,20 @@ def _reference(copies: ObjectCopies, value: weakref.ref[Any]) -> weakref.ref[Any
     return value if known is None else weakref.ref(known[1])
 
 
+def _handle(copies: ObjectCopies, value: RemovableHandle) -> RemovableHandle:
+    """Copy what removes a hook, with the dict of hooks that it is in."""
+    duplicate = copies.note(value, object.__new__(type(value)))
+    duplicate.__dict__.update(value.__dict__)
+    duplicate.hooks_dict_ref = _reference_to_copy(copies, value.hooks_dict_ref)
+    duplicate.extra_dict_ref = tuple(_reference_to_copy(copies, each) for each in value.extra_dict_ref or ())
+    return duplicate
+
+
+def _reference_to_copy(copies: ObjectCopies, value: weakref.ref[Any]) -> weakref.ref[Any]:
+    target = value()
+    return value if target is None else weakref.ref(copies.of(target))
+
+
 def _proxy(copies: ObjectCopies, value: Any) -> Any:
     known = copies.known.get(id(proxied(value)))
     return value if known is None else weakref.proxy(known[1])
@@ -291,7 +307,7 @@ _MAKERS: dict[type, Callable[[ObjectCopies, Any], Any]] = {
     types.FunctionType: _function, types.MethodType: _method, functools.partial: _partial, weakref.ref: _reference,
     weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy,
     torch.Generator: _generator, types.BuiltinMethodType: _builtin_method, types.MethodWrapperType: _builtin_method,
-    functools._lru_cache_wrapper: _cached,
+    functools._lru_cache_wrapper: _cached, RemovableHandle: _handle,
 }  # fmt: skip
 
 

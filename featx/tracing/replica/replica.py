@@ -25,6 +25,7 @@ from featx.tracing.file_globals.caches import Caches
 from featx.tracing.replica.hook_globals import HookGlobals
 from featx.tracing.replica.object_copies import ObjectCopies
 from featx.tracing.replica.size_caches import SizeCaches
+from featx.tracing.replica.unfinalized import bare_copy_of
 from featx.tracing.signals import WritesSharedTensor
 from featx.tracing.source.attributes import EMPTY_DICT
 from featx.tracing.stand_ins.kernels import Kernels
@@ -151,7 +152,7 @@ class Replica:
     def _new(self, module: nn.Module) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             return self._copy_scripted(module)
-        twin: nn.Module = object.__new__(type(module))
+        twin: nn.Module = bare_copy_of(module)
         pair = self._copies.known[id(module)] = (module, twin)
         self._twins.append(pair)
         return twin
@@ -298,7 +299,7 @@ def view_in_mode(model: nn.Module, training: bool) -> nn.Module:
     """
     twins: dict[nn.Module, nn.Module] = {}
     for _, module in walk_modules(model):
-        twin = twins[module] = object.__new__(type(module))
+        twin = twins[module] = bare_copy_of(module)
         twin.__dict__.update(module.__dict__, training=training)
     for module, twin in twins.items():
         if module._modules:
