@@ -13,7 +13,7 @@ from featx.passes.modes import Modes, ModeWriter
 _OF_THE_NODE = frozenset(
     {
         "effects", "is_guard", "is_check_of_input", "is_form_check", "form_follows_from", "possible_state_writes",
-        "is_opaque_module", "opaque_because", "is_wrapped", "keyword_only", "left_attributes",
+        "is_opaque_module", "opaque_because", "is_wrapped", "keyword_only", "left_attributes", "call_site",
     }
 )  # fmt: skip
 

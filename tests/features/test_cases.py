@@ -542,3 +542,44 @@ def test_inputs_by_keywords_keep_their_order(names: tuple[str, ...]) -> None:
     assert signs == {True, False}
     for each in (x, -5 * x):
         assert torch.equal(extractor(x=each, **options)["output"], model(each, **options))
+
+
+class _CountsOtherOperations(nn.Module):
+    """Without a mask there is one product less, so that `mul_1` is another one; `add` is the same in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        if attention_mask is not None:
+            x = x * attention_mask[..., None]
+        y = self.layer(x) * 2
+        y = y * 3
+        return y + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive": True}], ids=["cases", "adaptive"])
+@pytest.mark.parametrize("has_edit", [False, True])
+def test_a_name_that_means_another_operation_for_other_inputs_is_refused(
+    options: dict[str, Any], has_edit: bool
+) -> None:
+    model, x = _CountsOtherOperations().eval(), torch.rand(2, 3, 4)
+    with_mask = {"x": x, "attention_mask": torch.ones(2, 3)}
+    nodes, edits = (["output"], {"mul_1": lambda value: value * 5}) if has_edit else (["mul_1"], None)
+    extractor = featx.create_feature_extractor(model, nodes, example_inputs=with_mask, edits=edits, **options)
+    value = model.layer(x) * 2
+    assert torch.equal(extractor(**with_mask)[nodes[0]], value * 5 * 3 + 1 if has_edit else value)
+    with pytest.raises(featx.SpecializationError, match="'mul_1' counts the operations of a module"):
+        extractor(x=x)
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive": True}], ids=["cases", "adaptive"])
+def test_a_name_of_the_same_operation_holds_for_other_inputs(options: dict[str, Any]) -> None:
+    model, x = _CountsOtherOperations().eval(), torch.rand(2, 3, 4)
+    with_mask = {"x": x, "attention_mask": torch.ones(2, 3)}
+    extractor = featx.create_feature_extractor(model, ["add", "layer"], example_inputs=with_mask, **options)
+    for inputs in (with_mask, {"x": x}):
+        found = extractor(**inputs)
+        assert torch.equal(found["add"], model(x))
+        assert torch.equal(found["layer"], model.layer(x))

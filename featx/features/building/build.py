@@ -12,7 +12,7 @@ from torch import nn
 
 from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
-from featx.features.building.case_state import left_by, note_left, state_use_of, tensors_left_out
+from featx.features.building.case_state import left_by, note_call_sites, note_left, state_use_of, tensors_left_out
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
 from featx.features.building.feature_tracer import check_model
@@ -258,6 +258,7 @@ class _Mode:
         assert traced is not None
         self.graph = prune(traced.graph, requested, tracing.model_in_mode(), read_elsewhere)
         note_left(self.graph, traced.left)
+        note_call_sites(self.graph, traced.call_sites)
         note_random_decisions(self.graph)
         if tracing.edits is not None:
             tracing.edits.check_effect(self.graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from torch import nn
@@ -13,6 +13,9 @@ from featx.examples import Example
 from featx.ir.graph import Graph
 from featx.tracing.objects.module_parts import tensors_at
 from featx.tracing.side_effects.left import Left
+
+# The place of a call in the code of the model, which call there it is, and how many its name counts, if that is known.
+CallSite = tuple[int, int, int | None]
 
 
 class Case(NamedTuple):
@@ -63,6 +66,33 @@ def left_by(graph: Graph) -> frozenset[Left]:
     return found
 
 
+def note_call_sites(graph: Graph, sites: Mapping[str, CallSite]) -> None:
+    """Note where in the code of the model the requested and edited operations are, by their names."""
+    graph.output_node().meta["call_sites"] = sites
+
+
+def check_names(new: Graph, known: Graph) -> None:
+    """Raise where the name of an operation means another one in a new graph than in one that was there before.
+
+    Another place in the code is another operation, unless both are one of as many in their modules: they may be in two
+    branches of an `if`, one for a mask and one without.
+
+    Raises:
+        SpecializationError: there is such a name.
+    """
+    sites: Mapping[str, CallSite]
+    before: Mapping[str, CallSite]
+    sites, before = (graph.output_node().meta.get("call_sites", {}) for graph in (new, known))
+    for name in sites.keys() & before.keys():
+        (*place, count), (*place_before, count_before) = sites[name], before[name]
+        if place != place_before and (count != count_before or count is None):
+            raise SpecializationError(
+                f"'{name}' counts the operations of a module, and for this input the model computes others there: it "
+                "is another one than for the inputs before. Request a module, or use an extractor of its own for such "
+                "inputs, with the name that the operation has there"
+            )
+
+
 def leave_the_same(one: Graph, other: Graph) -> bool:
     """Say whether calls of two graphs leave the same on the model, and use the same of it."""
     return left_by(one) == left_by(other) and state_use_of(one) == state_use_of(other)
@@ -72,6 +102,8 @@ def check_case(
     new: Case, known: Iterable[Case], in_other_mode: Iterable[Case], model: nn.Module, is_unaffected: IsUnaffected
 ) -> None:
     """Raise where a call of one of these graphs leaves a value in an attribute that changes what another one is for.
+
+    So it does where a requested name means another operation in the new graph.
 
     So it is with a tensor of the model that some read and that others, pruned, do not write. O(cases * attributes),
     and some runs of the model for each graph that leaves other attributes than `new`.
@@ -87,6 +119,8 @@ def check_case(
         SpecializationError: there is such an attribute.
     """
     known, others = list(known), list(in_other_mode)
+    for each in known:
+        check_names(new.graph, each.graph)
     is_of_pairs = _leave_the_same_attributes([left_by(each.graph) for each in (*known, *others, new)])
     pairs = [(new, each, True) for each in (*known, *others)] + [(each, new, False) for each in (*known, *others)]
     for case, earlier, is_new in pairs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from featx.errors import DrawnAwayError, NodeNameError, TraceError
 from featx.examples import Example
+from featx.features.building.case_state import CallSite
 from featx.features.building.decisions import branches_on_random
 from featx.features.building.finder import Finder
 from featx.features.building.tracing import ModelTracing
@@ -35,7 +36,7 @@ class TracedModel:
     """A model in one mode: its graph, the requested nodes by key, and which dimensions of its inputs are free.
 
     `request` has the names that were asked for, with their keys, and `left` the attributes in which forward has left
-    what it computed.
+    what it computed. `call_sites` says where in the code of the model operations are that were asked for, by name.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class TracedModel:
     requested: dict[str, Node]
     free_dims: FreeDims | None
     left: frozenset[Left]
+    call_sites: Mapping[str, CallSite]
 
 
 class RequestedNodes:
@@ -60,6 +62,7 @@ class RequestedNodes:
         # What the last trace found out.
         self._free_dims: FreeDims | None = None
         self._left: set[Left] = set()
+        self._is_whole = True
 
     def _all_names(self) -> list[str]:
         """Return the names of all nodes, up to a place where forward cannot be followed."""
@@ -130,9 +133,21 @@ class RequestedNodes:
                 raise NodeNameError(
                     f"'{name}' of {self._owner} is a module that does not run, and the name of an input", name
                 )
+        sites = self._call_sites(asked, nodes)
         if probabilities.names:
             nodes = probabilities.make(graph, nodes, request)
-        return TracedModel(graph, request, nodes, self._free_dims, self._read_somewhere(self._left))
+        left = self._read_somewhere(self._left)
+        return TracedModel(graph, request, nodes, self._free_dims, left, sites)
+
+    def _call_sites(self, asked: Request, nodes: Mapping[str, Node]) -> dict[str, CallSite]:
+        """Return where in the code of the model the operations are that were asked for, by name."""
+        found: dict[str, CallSite] = {}
+        for name, key in asked.items():
+            meta = nodes[key].meta if key in nodes and name not in self._modules else {}
+            if meta.get("qualified_name") == name and "call_site" in meta:
+                place, number, count = meta["call_site"]
+                found[name] = place, number, count if self._is_whole else None
+        return found
 
     def _follow(self, asked: Request, example: Example) -> Graph:
         """Return the graph of a trace that opens what `asked` needs, or of one that opens all modules."""
@@ -201,6 +216,7 @@ class RequestedNodes:
         self._tracing.note(trace)
         self._free_dims = free
         self._left.update(trace.checks.left)
+        self._is_whole = trace.early_stop_reason is None
 
     def _may_exist(self, name: str) -> bool:
         """Say whether a node that is not in a trace may have this name: a module, or an operation inside of one.

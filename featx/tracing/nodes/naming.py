@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from featx.ir.names import identifier_of, name_of_target
 from featx.ir.node import Node
 
@@ -12,24 +14,28 @@ class QualifiedNames:
     The names are torchvision's: `layer1.0.conv1` for a leaf module, `layer1.0.add` for a function in `layer1.0`, and
     `_1`, `_2`... after the second and later ones. A module that ran always keeps its own path at its first call; a
     number that would collide with one is passed over. O(nodes).
+
+    For nodes that come with a `site`, which tells where in the code of the model their call is, `meta["call_site"]` has
+    that, which of the calls of one stem there it is, and how many calls of that stem there are in the module: numbers
+    may mean another call for other inputs.
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Node | None, str, str | None]] = []
+        self._entries: list[tuple[Node | None, str, str | None, int]] = []
 
-    def add(self, node: Node, module_path: str, stem: str | None = None) -> None:
+    def add(self, node: Node, module_path: str, stem: str | None = None, site: int = 0) -> None:
         """Note that `node` was made while the module at `module_path` ran.
 
         `stem` says what it does, where that is not its target.
         """
-        self._entries.append((node, module_path, stem))
+        self._entries.append((node, module_path, stem, site))
 
     def skip(self, module_path: str, stem: str | None = None) -> None:
         """Pass over one number of `stem`, for a node that a symbolic trace makes there and this trace does not.
 
         Without it, of a call of the module: it gets no node if the module around it is kept whole.
         """
-        self._entries.append((None, module_path, stem))
+        self._entries.append((None, module_path, stem, 0))
 
     def mark(self) -> int:
         """Return what `forget` needs to drop everything that is added from now on."""
@@ -41,16 +47,19 @@ class QualifiedNames:
 
     def assign(self) -> None:
         """Name all nodes that were added, in their order."""
-        reserved = {path for _, path, _ in self._entries}
+        reserved = {path for _, path, _, _ in self._entries}
         taken: set[str] = set()
         numbers: dict[str, int] = {}
-        for node, path, given in self._entries:
+        of_stems: dict[str, list[tuple[Node, int]]] = {}
+        for node, path, given, site in self._entries:
             if node.op == "call_module" if node is not None else given is None:
                 name, is_free = path, path not in taken
             else:
                 stem = str(given) if node is None else _stem(node, given)
                 name = f"{path}.{stem}" if path else stem
                 is_free = name not in taken and name not in reserved
+            if node is not None and site:
+                of_stems.setdefault(name, []).append((node, site))
             if not is_free:
                 stem, number = name, numbers.get(name, 0)
                 while name in taken or name in reserved:
@@ -61,6 +70,11 @@ class QualifiedNames:
             if node is not None:
                 node.meta["qualified_name"] = name
         self._entries = []
+        for calls in of_stems.values():
+            seen = Counter[int]()
+            for node, site in calls:
+                node.meta["call_site"] = site, seen[site], len(calls)
+                seen[site] += 1
 
 
 def _stem(node: Node, given: str | None) -> str:

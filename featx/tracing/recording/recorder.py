@@ -49,7 +49,7 @@ from featx.tracing.signals import (
     Untraceable,
     WritesSharedTensor,
 )
-from featx.tracing.source.frames import Line, describe, user_frame
+from featx.tracing.source.frames import Line, describe, site_of, user_frame
 from featx.tracing.source.location import source_of
 from featx.tracing.source_uses.code_queries import compares_objects
 from featx.tracing.source_uses.syntax_queries import is_in_try
@@ -326,11 +326,11 @@ class Recorder(TracerBase):
         node = self.add_unnamed_node(op, target, args, kwargs, stem)
         self.note_dynamic_shape_of(node)
         self._named.add(node)
-        self.names.add(node, self.scope.module_path if op != "call_module" else cast(str, target), stem)
-        if self._keep_source:
-            frame = frame or self.model_frame()
-            if frame is not None:
-                node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame or self.model_frame()
+        path = self.scope.module_path if op != "call_module" else cast(str, target)
+        self.names.add(node, path, stem, site_of(frame))
+        if self._keep_source and frame is not None:
+            node.meta["source"] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         return node
 
     def add_unnamed_node(

@@ -6,6 +6,7 @@ import functools
 import linecache
 import os
 import sys
+import zlib
 from types import CodeType, FrameType
 
 import torch
@@ -73,6 +74,20 @@ def user_frame() -> FrameType | None:
     while frame is not None and is_library_code(frame.f_code):
         frame = frame.f_back
     return frame
+
+
+def site_of(frame: FrameType | None) -> int:
+    """Return a number for the place of a call in a model's code: the line that `frame` runs, and those of its callers.
+
+    Callers count up to the one that torch or featx has called, as they do for each module. The number is the same in
+    each process, wherever the files of the model are.
+    """
+    place = 0
+    while frame is not None and not is_library_code(frame.f_code):
+        code = frame.f_code
+        place = zlib.crc32(f"{code.co_qualname}:{frame.f_lineno - code.co_firstlineno}".encode(), place)
+        frame = frame.f_back
+    return place
 
 
 def user_of_number() -> FrameType:
