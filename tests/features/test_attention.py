@@ -425,3 +425,23 @@ def test_probabilities_in_a_symbolic_trace_are_refused_with_the_way_out() -> Non
 
     with pytest.raises(featx.RequestError, match=r"the probabilities of 'attention' .*; give example_inputs"):
         featx.create_feature_extractor(Model().eval(), ["attention.probabilities"], tracer="symbolic")
+
+
+@pytest.mark.parametrize("is_masked_first", [False, True])
+def test_probabilities_alone_of_a_module_of_torch_for_batches_with_a_mask_and_without(is_masked_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x, mask = torch.rand(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    batches = [{"src": x, "src_key_padding_mask": mask}, {"src": x}]
+    names = [f"layers.{number}.self_attn.probabilities" for number in range(2)]
+    for asked in (names[:1], names):
+        extractor = featx.create_feature_extractor(model, asked, example_inputs=batches[not is_masked_first])
+        for batch in batches:
+            found, padding = extractor(**batch), batch.get("src_key_padding_mask")
+            before = x
+            for name, part in zip(asked, model.layers, strict=False):
+                expected = part.self_attn(before, before, before, key_padding_mask=padding, average_attn_weights=False)[
+                    1
+                ]
+                torch.testing.assert_close(found[name], expected)
+                before = part(before, src_key_padding_mask=padding)

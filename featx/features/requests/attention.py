@@ -192,7 +192,9 @@ def _beside(graph: Graph, fused: Node, name: str, modules: Mapping[str, nn.Modul
             each.meta["effects"] = MeasuredEffects()
     node.meta["qualified_name"] = name
     node.meta["has_no_layout"] = True
-    node.meta["nn_module_stack"] = dict(fused.meta.get("nn_module_stack") or {})
+    # A graph that has its weights and does not call it looks into no part of a module of torch.
+    stack: dict[str, Any] = fused.meta.get("nn_module_stack") or {}
+    node.meta["nn_module_stack"] = {path: around for path, around in stack.items() if path != fused.target}
     return node
 
 
