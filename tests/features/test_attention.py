@@ -445,3 +445,17 @@ def test_probabilities_alone_of_a_module_of_torch_for_batches_with_a_mask_and_wi
                 ]
                 torch.testing.assert_close(found[name], expected)
                 before = part(before, src_key_padding_mask=padding)
+
+
+@pytest.mark.slow
+def test_probabilities_of_a_text_model_compile_in_one_graph() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=64)).eval()
+    ids, mask = torch.randint(3, 60, (2, 9)), torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    name = "encoder.layer.0.attention.self.probabilities"
+    extractor = featx.create_feature_extractor(model, [name], example_inputs=inputs).eval()
+    with torch.no_grad():
+        compiled = torch.compile(extractor, backend="eager", fullgraph=True)(**inputs)
+        assert torch.equal(compiled[name], extractor(**inputs)[name])

@@ -3,7 +3,7 @@
 # TorchScript picks among overloads of one name, which torch.jit does not export by name for type checkers.
 # pyright: reportRedeclaration=false, reportPrivateImportUsage=false
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -262,15 +262,26 @@ def check_same_items(value: Any, expected: tuple[int, ...], what: str) -> None:
 
 
 def aliases_of(values: Any) -> tuple[int, ...]:
-    """Return for each tensor in nested values and objects the position of the first one that is the same object."""
-    positions: dict[int, int] = {}
-    tensors = _tensors_in(values, ())
-    return tuple(positions.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
+    """Return for each tensor in nested values and objects the position of the first one that is the same object.
+
+    O(tensors ** 2): torch.compile knows no ids.
+    """
+    tensors = list(_tensors_in(values, ()))
+    return tuple([_position_of(tensor, tensors) for tensor in tensors])
 
 
-def _tensors_in(value: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
+def _position_of(value: object, values: Sequence[object]) -> int:
+    """Return the position of the first of `values` that is this object, or how many there are."""
+    for position, each in enumerate(values):
+        if each is value:
+            return position
+    return len(values)
+
+
+def _tensors_in(value: Any, around: tuple[Any, ...]) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
         return
     held: list[Any] = []
     if isinstance(value, (tuple, list, dict)):
@@ -280,8 +291,8 @@ def _tensors_in(value: Any, around: tuple[int, ...]) -> Iterator[torch.Tensor]:
         held = [*attributes_of(value).values()]
     elif isinstance(value, Mapping):
         held = [*cast(Mapping[Any, Any], value).values()]
-    for item in held if id(value) not in around else ():
-        yield from _tensors_in(item, (*around, id(value)))
+    for item in held if _position_of(value, around) == len(around) else ():
+        yield from _tensors_in(item, (*around, value))
 
 
 def require_aliases(graph: "Graph", expected: tuple[int, ...] | None, *, is_written: bool) -> None:
