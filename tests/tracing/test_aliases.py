@@ -405,3 +405,17 @@ def test_tensors_in_an_object_that_are_one_are_noticed() -> None:
     assert torch.equal(traced(Box(other, other)), other * 2)
     with pytest.raises(featx.SpecializationError, match="other inputs share one tensor"):
         traced(Box(one, other))
+
+
+class ReadsReal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.real
+        y += 1
+        return x * 2 + y
+
+
+def test_the_real_part_of_a_real_tensor_is_that_of_a_complex_one() -> None:
+    model, x = ReadsReal(), torch.rand(2, 3)
+    graph = featx.trace(model, x.clone())
+    for value in (x, torch.complex(x, x)):
+        assert torch.equal(graph(value.clone()), model(value.clone()))

@@ -96,3 +96,37 @@ def test_the_root_of_a_negative_number_of_numpy_is_no_complex_one() -> None:
         for shape in SHAPES:
             x = torch.rand(2, 3, *shape)
             torch.testing.assert_close(extractor(x)["output"], model(x), rtol=0, atol=0, equal_nan=True)
+
+
+class MakesTensors(nn.Module):
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: torch.tensor([float(np.sqrt(x.shape[-1]))] * 2),
+        lambda x: torch.tensor(float(np.ceil(x.shape[-1] / 2))),
+        lambda x: torch.tensor(float(x.shape[-1] * np.float64(0.5))),
+        lambda x: torch.tensor(np.sqrt(x.shape[-1])),
+        lambda x: torch.tensor(int(np.sqrt(x.shape[-1]))),
+        lambda x: torch.tensor(np.int32(x.shape[-1])),
+        lambda x: torch.as_tensor(np.int32(x.shape[-1])),
+        lambda x: torch.tensor(np.float16(2.5)),
+        lambda x: torch.as_tensor(np.uint8(3)) + x.long(),
+        lambda x: torch.tensor(np.bool_(True)),
+        lambda x: torch.tensor(np.int64(3)),
+    ],
+)
+def test_tensors_of_numbers_of_numpy_have_the_dtype_of_the_model(compute: Callable[[Tensor], Tensor]) -> None:
+    model, x = MakesTensors(compute), torch.rand(2, 4)
+    for width in (4, 4, 9):
+        example = torch.rand(2, width)
+        found, expected = featx.trace(model, x if width == 4 else example)(example), model(example)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)

@@ -125,3 +125,33 @@ def test_forward_of_the_instance_is_the_one_that_is_asked(is_root: bool) -> None
     model = ForwardOfInstance() if is_root else nn.Sequential(nn.Identity(), ForwardOfInstance())
     with pytest.raises(featx.TraceError, match=r"plain tensor.*names 'lens'"):
         featx.create_feature_extractor(model, ["layer" if is_root else "1.layer"], example_inputs=with_attribute())
+
+
+def double_parameters(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if isinstance(x, nn.Parameter) else x * 3
+
+
+REGISTER = {"double": double_parameters}
+
+
+class Registered(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return REGISTER["double"](x)
+
+
+def test_code_in_a_register_asks_for_a_class() -> None:
+    with pytest.raises(featx.TraceError, match="double_parameters names 'Parameter'"):
+        featx.trace(Registered(), nn.Parameter(torch.ones(2)))
+
+
+class AsksForType(nn.Module):
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        return i + 1 if isinstance(i, torch.LongTensor) else i.long() - 1
+
+
+def test_types_of_tensors_are_dtypes() -> None:
+    model, i = AsksForType(), torch.ones(3).long()
+    graph = featx.trace(model, i)
+    assert torch.equal(graph(i * 4), model(i * 4))
+    with pytest.raises(featx.SpecializationError, match="dtype of input 'i'"):
+        graph(i.int())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -335,3 +336,42 @@ def test_bounds_that_equal_a_third_number_are_checked() -> None:
     assert torch.equal(traced(x, torch.tensor([1, 1, 2])), model(x, torch.tensor([1, 1, 2])))
     with pytest.raises(featx.SpecializationError):
         traced(x, torch.tensor([1, 3, 2]))
+
+
+class Converts(nn.Module):
+    def __init__(self, compute: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> Any:
+        return self.compute(x, n)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, n: x * int(n),
+        lambda x, n: x * (n.item() - int(n)),
+        lambda x, n: x * max(int(n), 1),
+        lambda x, n: x * int(max(n.item(), 1) + 1),
+        lambda x, n: x * sum(map(int, n.repeat(2).tolist())),
+        lambda x, n: torch.tensor(int(n)) + x.long(),
+        lambda x, n: torch.tensor(float(n)),
+        lambda x, n: x[:, : int(n)] * 1,
+        lambda x, n: x * (1 if n == int(n) else 2),
+    ],
+    ids=["int", "rest", "max", "of a max", "sum", "dtype", "float", "slice", "comparison"],
+)
+@pytest.mark.parametrize("example", [torch.tensor(2), torch.tensor(2.7)], ids=["whole", "fraction"])
+def test_conversions_are_those_of_numbers_of_each_dtype(compute: Any, example: torch.Tensor) -> None:
+    model, x = Converts(compute), torch.ones(2, 4)
+    graph = featx.trace(model, x, example)
+    adaptive = featx.create_feature_extractor(model, ["output"], example_inputs=(x, example), adaptive=True)
+    for n in (example, torch.tensor(2.7), torch.tensor(3), torch.tensor(3.0), torch.tensor(3.5), example):
+        expected = model(x, n)
+        found = [adaptive(x, n)["output"]]
+        with contextlib.suppress(featx.SpecializationError):
+            found.append(graph(x, n))
+        for value in found:
+            assert value.dtype == expected.dtype
+            assert torch.equal(value, expected)

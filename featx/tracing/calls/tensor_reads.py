@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from types import MethodDescriptorType
+from types import FrameType, MethodDescriptorType
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from featx.ir.operator_facts import VIEW_ATTRIBUTES
 from featx.libraries import reads_no_values_when_compiled
 from featx.tracing.calls.value_log import ValueLog
 from featx.tracing.history.lineage import Part
+from featx.tracing.recording.numbers import READS_NUMBERS
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
 from featx.tracing.side_effects.forward_side_effects import depends_on_inputs
@@ -23,6 +24,7 @@ from featx.tracing.signals import Untraceable
 from featx.tracing.source_uses.syntax_queries import AttributeRead, Comparing, Unpacking, what_follows
 
 Execute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+MakeAlias = Callable[[torch.Tensor, FrameType | None], torch.Tensor]
 
 # What makes a text of a tensor.
 _TEXT = ("__repr__", "__str__", "__format__")
@@ -48,13 +50,17 @@ class TensorReads:
         results: follows tensors and numbers that are answers.
         value_log: what a trace for real was answered.
         execute: runs a torch call on stand-ins, or for real.
+        make_alias: makes another object of the memory of a tensor.
     """
 
-    def __init__(self, recorder: Recorder, results: Results, value_log: ValueLog, execute: Execute) -> None:
+    def __init__(
+        self, recorder: Recorder, results: Results, value_log: ValueLog, execute: Execute, make_alias: MakeAlias
+    ) -> None:
         self._recorder = recorder
         self._results = results
         self._value_log = value_log
         self._execute = execute
+        self._make_alias = make_alias
         # The checks of attributes, by the name of the tensor's node and those of the attributes.
         self._checked: dict[tuple[str, ...], Node] = {}
 
@@ -85,6 +91,8 @@ class TensorReads:
                 self.note_rank(tensor)
             return value
         if isinstance(value, torch.Tensor):
+            if value is tensor:  # `x.real` of a tensor that is not complex
+                value = self._make_alias(tensor, recorder.model_frame())
             arguments = (recorder.create_arg(tensor), name)
             return self._results.follow(
                 value, recorder.add_node("call_function", getattr, arguments, {}, None, None), None
@@ -191,7 +199,7 @@ class TensorReads:
         if name in _TEXT and recorder.numbers.is_message():
             return function(*args, **kwargs) if recorder.is_real else repr(args[0])  # with "..." for the values
         result = self._execute(function, args, kwargs)
-        if name in ("item", "tolist"):
+        if name in READS_NUMBERS:
             frame = recorder.model_frame()
             node = recorder.add_node("call_method", name, recorder.create_args(args), {}, None, frame)
             if name == "tolist":

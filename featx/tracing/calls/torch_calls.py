@@ -19,7 +19,7 @@ from featx.tracing.environment.switches import put_back, switches
 from featx.tracing.guards.scalars import plain_numbers
 from featx.tracing.history.noted_set import NotedSet
 from featx.tracing.nodes.written_calls import as_written
-from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
+from featx.tracing.objects.arrays import array_of_scalar, is_array_of_numbers, tensor_of
 from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import Results
@@ -82,7 +82,7 @@ class TorchCalls:
             self._note_result,
         )
         recorder.stand_ins.shapes = self.kernels.shapes
-        self.tensor_reads = TensorReads(recorder, results, self.value_log, self.execute)
+        self.tensor_reads = TensorReads(recorder, results, self.value_log, self.execute, self.make_alias)
         self.unrecorded: Untraceable | None = None
         # Whether an opened module has given a tensor other memory.
         self._storage_was_replaced = False
@@ -128,6 +128,8 @@ class TorchCalls:
             recorder.grad_modes.is_enabled = args[0]
             return function(*args)
         self._refuse(name, function, first_argument(args, kwargs))
+        if name in _OF_ARRAYS and args:
+            args = (array_of_scalar(args[0]), *args[1:])
         if args and is_array_of_numbers(args[0]):
             made = None
             if name in _OF_ARRAYS:

@@ -71,7 +71,7 @@ class FinalChecks:
             tensor, name = changed
             path = self._recorder.owned.get(id(tensor), "a tensor")
             raise UnsupportedSideEffect(f"forward sets the attribute '{name}' of '{path}'")
-        self._inputs.kinds.check(self._functions_that_may_have_run())
+        self._inputs.kinds.check(self.codes_that_may_have_run)
         self._check_objects(find_returned)
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()

@@ -18,9 +18,9 @@ from featx.tracing.guards.disguises import Disguise, disguise_as_larger, disguis
 from featx.tracing.guards.guards import add_check, check_decision
 from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, source_node
+from featx.tracing.recording.numbers import READS_NUMBERS
 from featx.tracing.sizes.same_needed import matches_needed_nodes
 
-_OF_VALUES = ("item", "tolist")
 _OF_MEMORY = ("stride", "storage_offset")
 
 
@@ -64,7 +64,7 @@ def _nodes_of_values(graph: Graph) -> set[Node]:
     """Return the nodes of numbers, and of what they are taken out of, that depend on values or on strides. O(nodes)."""
     of_values: set[Node] = set()
     for node in graph.nodes:
-        is_reader = node.op == "call_method" and node.target in (*_OF_VALUES, *_OF_MEMORY)
+        is_reader = node.op == "call_method" and node.target in (*READS_NUMBERS, *_OF_MEMORY)
         if is_reader or node.meta.get("has_dynamic_shape") or not of_values.isdisjoint(node.all_input_nodes):
             of_values.add(node)
     return of_values

@@ -32,10 +32,11 @@ from featx.tracing.sizes.outcomes import LAYOUT_NOT_VARIED, NOT_EMPTY, STALE, UN
 from featx.tracing.sizes.resizing import Dim, can_be_resized
 from featx.tracing.sizes.same_needed import measures_of
 from featx.tracing.sizes.variation import Variation
-from featx.tracing.source_uses.code_queries import asks_for_kind_of_device
+from featx.tracing.source_uses.code_queries import asks_for_kind_of_device, asks_for_type_of_tensor
 
 # An input: its name, where it is (a placeholder and the way to it from there), and the tensor.
-_Input = tuple[str, tuple[Node, Path], torch.Tensor]
+_Place = tuple[Node, Path]
+_Input = tuple[str, _Place, torch.Tensor]
 # A dimension of an input: its name, where it is, and the position.
 _Length = tuple[str, tuple[Node, Path], int]
 
@@ -66,7 +67,7 @@ def free_dims(
     if trace.numbers.shapes_were_read and UNTRIED not in known.values():
         _note_forms_compared(trace.graph)
     _check_ranks_of_results(trace.graph, were_read=trace.numbers.shapes_were_read)
-    _check_kind_of_device(trace, inputs)
+    _check_kinds_of_inputs(trace, inputs)
     _check_numbers_of_parts(trace.graph)
     other_mode.before = before if other_mode.graph is not None else None
     return free
@@ -141,21 +142,28 @@ def _tensors(trace: ExampleTrace, args: tuple[Any, ...], kwargs: Mapping[str, An
                 yield name + text_of(path), (nodes[name], path), leaf
 
 
-def _check_kind_of_device(trace: ExampleTrace, inputs: list[_Input]) -> None:
-    """Add checks that inputs are on a device of the same kind, if code asks for it somewhere.
+def _check_kinds_of_inputs(trace: ExampleTrace, inputs: list[_Input]) -> None:
+    """Add checks that inputs are on a device of the same kind, or have the same dtype, if code asks for it somewhere.
 
     Reads of `x.device.type` in one expression are checked where they are. A device that is kept in a variable, or
-    passed on, is an object of torch, which tells nobody what it is asked.
+    passed on, is an object of torch, which tells nobody what it is asked. So is `torch.FloatTensor` in `isinstance`.
     """
-    if not inputs or not any(map(asks_for_kind_of_device, trace.final_checks.codes_that_ran())):
-        return
-    graph = trace.graph
-    with graph.inserting_before(_first_of_forward(graph)):
+    codes = trace.final_checks.codes_that_ran() if inputs else ()
+    if any(map(asks_for_kind_of_device, codes)):
         for name, place, tensor in inputs:
-            device = graph.call_function(getattr, (_node_at(graph, place), "device"))
-            kind = graph.call_function(getattr, (device, "type"))
-            what = f"the kind of device of input '{name}', for which the model's code asks"
-            add_check(graph, check_decision, kind, tensor.device.type, what)
+            what = f"kind of device of input '{name}'"
+            _check_of_input(trace.graph, place, ("device", "type"), tensor.device.type, what)
+    if any(map(asks_for_type_of_tensor, codes)):
+        for name, place, tensor in inputs:
+            _check_of_input(trace.graph, place, ("dtype",), tensor.dtype, f"dtype of input '{name}'")
+
+
+def _check_of_input(graph: Graph, place: _Place, attributes: tuple[str, ...], value: Any, what: str) -> None:
+    with graph.inserting_before(_first_of_forward(graph)):
+        node = _node_at(graph, place)
+        for attribute in attributes:
+            node = graph.call_function(getattr, (node, attribute))
+        add_check(graph, check_decision, node, value, f"the {what}, for which the model's code asks")
 
 
 def _may_leave_out_calls(trace: ExampleTrace) -> bool:

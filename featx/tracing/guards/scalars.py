@@ -61,6 +61,7 @@ class TracedNumber:
     value: Any = None  # the number itself, where C code may see another one
     is_disguised = False
     is_of_numpy = False  # whether it stands for a float of numpy, which has further methods
+    is_of_values = False  # whether it was read from a tensor, whose dtype says whether it is an int or a float
 
     @property
     def node(self) -> Node:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import FunctionType
+from collections.abc import Callable, Iterable
+from types import CodeType
 
 import torch
 from torch import nn
@@ -50,21 +50,21 @@ class TensorKinds:
                 own = {name for name in vars(kind) if not name.startswith("__")} - vars(torch.Tensor).keys()
                 self._names.update(dict.fromkeys({kind.__name__, *own}, f"{what} is of the class {kind.__name__}"))
 
-    def check(self, functions: Iterable[FunctionType]) -> None:
+    def check(self, codes: Callable[[], Iterable[CodeType]]) -> None:
         """Raise where code of opened modules names something that such a tensor has, and a plain one has not.
 
         Args:
-            functions: the functions that may have run.
+            codes: returns the code that may have run.
 
         Raises:
             Untraceable: it does.
         """
-        for function in functions if self._names else ():
-            found = sorted(self._names.keys() & (names_in(function.__code__) | texts_in(function.__code__)))
+        for code in codes() if self._names else ():
+            found = sorted(self._names.keys() & (names_in(code) | texts_in(code)))
             if found:
-                raise _refusal(self._names[found[0]], f"{function.__qualname__} names '{found[0]}'")
-            if self._asked_class and asks_for_kind_of_variable(function.__code__):
-                raise _refusal(self._asked_class, f"{function.__qualname__} asks for the type of a variable")
+                raise _refusal(self._names[found[0]], f"{code.co_qualname} names '{found[0]}'")
+            if self._asked_class and asks_for_kind_of_variable(code):
+                raise _refusal(self._asked_class, f"{code.co_qualname} asks for the type of a variable")
 
     def explain(self, error: BaseException) -> None:
         """Raise another error in the place of one of forward that such an attribute is missing."""

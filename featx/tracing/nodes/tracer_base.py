@@ -6,7 +6,6 @@ import dataclasses
 import enum
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from numbers import Number
 from typing import Any, cast
 
 import torch
@@ -19,6 +18,7 @@ from featx.ir.node import Node, Target
 from featx.ir.operator_facts import facts_of
 from featx.rebuilding import attributes_of, rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple
 from featx.tracing.nodes.proxy import Proxy, refusal
+from featx.tracing.objects.arrays import is_scalar_of_numpy
 
 # Types that stand in a graph as they are, found by one lookup.
 _LITERALS = frozenset(
@@ -147,7 +147,7 @@ class TracerBase:
             return self.create_node("call_function", rebuild_object, (type(a), attributes), {})
         if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):
             return a
-        if type(a).__module__ == "numpy" and isinstance(a, Number):  # numpy.int64(2), which torch takes as a number
+        if is_scalar_of_numpy(a):  # numpy.int64(2), which torch takes as a number
             return cast(Any, a).item()
         raise UnsupportedArgumentError(
             f"a value of type {type(a).__name__} is passed to a traced call, and a graph cannot hold it; "

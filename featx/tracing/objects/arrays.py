@@ -12,6 +12,8 @@ from featx.tracing.objects.replaced_globals import original_of
 
 # Booleans, integers and numbers of floating point.
 _NUMBERS = "biufc"
+# Dtypes of scalars that a graph holds as they are.
+_AS_OF_PYTHON = frozenset({"bool", "int64", "float64"})
 # Functions of numpy that make arrays of plain arguments alone. What is in an array of `empty` follows from nothing.
 _CONSTRUCTORS = ("zeros", "ones", "full", "linspace", "arange")
 
@@ -24,6 +26,21 @@ def is_array(value: object) -> bool:
 def is_array_of_numbers(value: Any) -> bool:
     """Say whether a value is an array of numpy of which torch makes a tensor."""
     return is_array(value) and value.dtype.kind in _NUMBERS and value.dtype.isnative
+
+
+def is_scalar_of_numpy(value: object) -> bool:
+    """Say whether a value is a number or a truth value of numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(type(value), (numpy.number, numpy.bool_))
+
+
+def array_of_scalar(value: Any) -> Any:
+    """Return a scalar of numpy as an array, if a number of Python would give a tensor of another dtype; else `value`.
+
+    `torch.tensor(np.int32(4))` is one of int32.
+    """
+    is_of_other_dtype = is_scalar_of_numpy(value) and value.dtype.name not in _AS_OF_PYTHON
+    return sys.modules["numpy"].asarray(value) if is_of_other_dtype else value
 
 
 def array_constructors() -> dict[str, Any]:

@@ -22,8 +22,8 @@ from featx.tracing.guards.scalars import (
     plain_numbers,
     traced_number,
 )
-from featx.tracing.history.lineage import Origin
-from featx.tracing.objects.arrays import is_array_constructor
+from featx.tracing.history.lineage import Origin, source_node
+from featx.tracing.objects.arrays import is_array_constructor, is_scalar_of_numpy
 from featx.tracing.recording.size_arrays import SizeArrays
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.size_caches import SizeCaches
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
 
 _DIVISIONS = frozenset({operator.truediv, operator.floordiv, operator.mod})
+# Methods of tensors that return their values as numbers.
+READS_NUMBERS = ("item", "tolist")
 # As they are on import: a trace replaces them in `math`.
 _OF_MATH = frozenset(value for value in vars(math).values() if isinstance(value, BuiltinFunctionType))
 
@@ -113,6 +115,12 @@ class Numbers:
 
         With `is_disguised` it is disguised although it may be what it was in the earlier trace.
         """
+        number = self._new(value, origin, is_disguised)
+        source = source_node(origin)
+        number.is_of_values = source.op == "call_method" and source.target in READS_NUMBERS
+        return number
+
+    def _new(self, value: int | float, origin: Origin, is_disguised: bool) -> Any:
         position = len(self.values)
         self.values.append(value)
         self.origins.append(origin)
@@ -244,7 +252,8 @@ class Numbers:
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""
-        is_of_numpy = any(isinstance(value, TracedNumber) and value.is_of_numpy for value in args)
+        traced = [value for value in args if isinstance(value, TracedNumber)]
+        is_of_numpy = any(value.is_of_numpy for value in traced) or any(map(is_scalar_of_numpy, args))
         if is_of_numpy and isinstance(result, complex):
             result = math.nan  # the root of a negative number, as numpy has it
         if not isinstance(result, (int, float)):
@@ -253,7 +262,9 @@ class Numbers:
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         number = self._new_computed(result, node, args)
-        number.is_of_numpy = is_of_numpy
+        if function is not int and function is not float:
+            number.is_of_numpy = is_of_numpy
+            number.is_of_values = any(value.is_of_values for value in traced)
         return number
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -314,7 +325,7 @@ class Numbers:
             number = number.item()
         if kwargs or len(args) > 1 or not isinstance(number, TracedNumber):
             return kind(*args, **kwargs)
-        if isinstance(number, kind):
+        if isinstance(number, kind) and not number.is_of_numpy and not number.is_of_values:
             return number
         return self.compute(kind, (number,), kind(plain_number(number)))
 
@@ -330,7 +341,9 @@ class Numbers:
         # Which of `min(height, width)` it is says nothing where the example is a square.
         arguments = self._recorder.create_args(numbers)
         node = self._recorder.add_unnamed_node("call_function", function, arguments, {})
-        return self._new_computed(function(plain_numbers(numbers)), node, numbers)
+        number = self._new_computed(function(plain_numbers(numbers)), node, numbers)
+        number.is_of_values = any(value.is_of_values for value in numbers if isinstance(value, TracedNumber))
+        return number
 
     def _record_tie(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
         """Note whether several of the numbers are the extreme; return that of the earlier trace where there is one."""

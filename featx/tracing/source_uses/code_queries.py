@@ -13,12 +13,16 @@ from typing import Any
 
 from featx.ir.form import FORM_ATTRIBUTES
 from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.location import Position, Source, codes_in, source_of
+from featx.tracing.source.location import Position, Source, codes_in, names_in, source_of
 from featx.tracing.source_uses.lookups import looked_up
 
 # Classes of values that are no tensors. (`filter` and `input` are also names of tensors in models.)
 _CLASSES = frozenset("bool int float complex str tuple list dict set".split())
 _ASKED_OF_DEVICES = frozenset({"type", "index"})
+# `isinstance(x, torch.LongTensor)` asks for a dtype and a device.
+_TYPES_OF_TENSORS = frozenset(
+    f"{kind}Tensor" for kind in "Float Double Half BFloat16 Byte Char Short Int Long Bool".split()
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -113,6 +117,12 @@ def asks_for_kind_of_device(code: CodeType) -> bool:
     if source is None or definition is None:
         return "type" in names
     return any(_asks_for_device(node, source.parents.get(node)) for node in ast.walk(definition))
+
+
+def asks_for_type_of_tensor(code: CodeType) -> bool:
+    """Say whether `code`, or code inside it, may ask for the dtype of a tensor by `isinstance(x, torch.LongTensor)`."""
+    names = names_in(code)
+    return "isinstance" in names and not names.isdisjoint(_TYPES_OF_TENSORS) and not is_library_code(code)
 
 
 def _asks_for_device(node: ast.AST, parent: ast.AST | None) -> bool:
