@@ -208,3 +208,21 @@ def test_a_cached_function_tells_an_int_from_an_equal_float() -> None:
     expected = model(x)
     filled.cache_clear()
     assert torch.equal(featx.trace(model, x)(x), expected)
+
+
+class Looks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + positions(x.shape[1])
+
+
+@pytest.mark.parametrize("is_made_there", [False, True])
+def test_a_table_of_a_cached_function_in_inference_mode(is_made_there: bool) -> None:
+    positions.cache_clear()
+    model, x = Looks().eval(), torch.rand(2, 3)
+    with torch.inference_mode(is_made_there):
+        extractor = featx.create_feature_extractor(model, ["add"], example_inputs=x)
+    for enabled in (True, False):
+        with torch.inference_mode(enabled):
+            for value in (x, torch.rand(1, 5)):
+                assert torch.equal(extractor(value)["add"], value + torch.arange(value.shape[1]).float())
+    positions.cache_clear()
