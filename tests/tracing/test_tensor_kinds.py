@@ -144,14 +144,58 @@ def test_code_in_a_register_asks_for_a_class() -> None:
         featx.trace(Registered(), nn.Parameter(torch.ones(2)))
 
 
-class AsksForType(nn.Module):
+class NamesTypeOfTensor(nn.Module):
     def forward(self, i: torch.Tensor) -> torch.Tensor:
         return i + 1 if isinstance(i, torch.LongTensor) else i.long() - 1
 
 
 def test_types_of_tensors_are_dtypes() -> None:
-    model, i = AsksForType(), torch.ones(3).long()
+    model, i = NamesTypeOfTensor(), torch.ones(3).long()
     graph = featx.trace(model, i)
     assert torch.equal(graph(i * 4), model(i * 4))
     with pytest.raises(featx.SpecializationError, match="dtype of input 'i'"):
         graph(i.int())
+
+
+class LeavesNone(nn.Module):
+    """As fastai's `SequentialEx`, which a call before has left on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        x.first = x
+        y = self.layer(x) + x.first
+        x.first = None
+        return y
+
+
+class ReadsMask(nn.Module):
+    def forward(self, x: Any) -> torch.Tensor:
+        return x * 2 if x.mask is None else x * 3
+
+
+class AsksForMask(nn.Module):
+    def forward(self, x: Any) -> torch.Tensor:
+        return x * 2 if hasattr(x, "mask") else x * 3
+
+
+class CatchesMissing(nn.Module):
+    def forward(self, x: Any) -> torch.Tensor:
+        try:
+            return x * 2 if x.mask is None else x * 3
+        except AttributeError:
+            return x * 4
+
+
+def test_attributes_that_are_none() -> None:
+    model, x = LeavesNone().eval(), torch.rand(2, 4)
+    model(x)
+    extractor = featx.create_feature_extractor(model, ["layer", "output"], example_inputs=x)
+    assert torch.equal(extractor(x)["output"], model(x))
+    x = torch.rand(2)
+    x.mask = None  # pyright: ignore[reportAttributeAccessIssue]
+    for asks in (ReadsMask(), AsksForMask(), CatchesMissing()):
+        with pytest.raises(featx.TraceError, match="an input has the attribute 'mask'"):
+            featx.trace(asks, x)

@@ -148,7 +148,7 @@ class TracerBase:
         if isinstance(a, (enum.Enum, int, float, str, torch.Tensor)) or callable(a):
             return a
         if is_scalar_of_numpy(a):  # numpy.int64(2), which torch takes as a number
-            return cast(Any, a).item()
+            return a.item()
         raise UnsupportedArgumentError(
             f"a value of type {type(a).__name__} is passed to a traced call, and a graph cannot hold it; "
             "make the called module a leaf, wrap the function that uses it, or give the type an __fx_create_arg__"
