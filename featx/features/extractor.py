@@ -13,7 +13,7 @@ from torch import nn
 from featx.errors import ArgumentTypeError, RequestError
 from featx.examples import Example
 from featx.features.adaptive import AdaptiveExtractor
-from featx.features.building.build import CaseTracer, Options, build
+from featx.features.building.build import CaseTracer, Options, build, with_call_sites
 from featx.features.building.feature_tracer import check_model
 from featx.features.building.tracing_options import TracerName
 from featx.features.dual import DualGraphModule
@@ -180,6 +180,7 @@ def create_feature_extractor(
             "function that calls the module"
         )
     first = build(model, requests, options, example_inputs)
+    options = with_call_sites(options, {True: first.train_graph, False: first.eval_graph})
     options = replace(options, suppress_diff_warning=True)
     if example_inputs is None:
         example: Example | None = first.meta.get("example")

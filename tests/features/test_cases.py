@@ -555,31 +555,58 @@ class _CountsOtherOperations(nn.Module):
         if attention_mask is not None:
             x = x * attention_mask[..., None]
         y = self.layer(x) * 2
-        y = y * 3
+        for factor in (3, 5):
+            y = y * factor
         return y + 1
 
 
-@pytest.mark.parametrize("options", [{}, {"adaptive": True}], ids=["cases", "adaptive"])
-@pytest.mark.parametrize("has_edit", [False, True])
-def test_a_name_that_means_another_operation_for_other_inputs_is_refused(
-    options: dict[str, Any], has_edit: bool
+OPTIONS = pytest.mark.parametrize("options", [{}, {"adaptive": True}], ids=["cases", "adaptive"])
+
+
+@OPTIONS
+@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("is_edit", [True, False])
+def test_a_name_means_the_same_operation_for_other_inputs(
+    options: dict[str, Any], has_mask: bool, is_edit: bool
 ) -> None:
     model, x = _CountsOtherOperations().eval(), torch.rand(2, 3, 4)
-    with_mask = {"x": x, "attention_mask": torch.ones(2, 3)}
-    nodes, edits = (["output"], {"mul_1": lambda value: value * 5}) if has_edit else (["mul_1"], None)
-    extractor = featx.create_feature_extractor(model, nodes, example_inputs=with_mask, edits=edits, **options)
-    value = model.layer(x) * 2
-    assert torch.equal(extractor(**with_mask)[nodes[0]], value * 5 * 3 + 1 if has_edit else value)
-    with pytest.raises(featx.SpecializationError, match="'mul_1' counts the operations of a module"):
-        extractor(x=x)
+    both = [{"x": x, "attention_mask": torch.ones(2, 3)}, {"x": x}]
+    names = ["mul_1", "mul_2", "mul_3"] if has_mask else ["mul", "mul_1", "mul_2"]
+    values = [model.layer(x) * 2, model.layer(x) * 2 * 3, model.layer(x) * 2 * 3 * 5]
+    edits = {names[1]: lambda value: value * 7} if is_edit else None
+    extractor = featx.create_feature_extractor(
+        model, ["add", "layer"] if is_edit else names, example_inputs=both[not has_mask], edits=edits, **options
+    )
+    for inputs in (*both, *reversed(both)):
+        found = extractor(**inputs)
+        if is_edit:
+            assert torch.equal(found["add"], values[1] * 7 * 5 + 1)
+        else:
+            assert all(torch.equal(found[name], value) for name, value in zip(names, values, strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"adaptive": True}], ids=["cases", "adaptive"])
-def test_a_name_of_the_same_operation_holds_for_other_inputs(options: dict[str, Any]) -> None:
+@OPTIONS
+def test_an_operation_that_runs_for_some_inputs_only_is_refused_for_others(options: dict[str, Any]) -> None:
     model, x = _CountsOtherOperations().eval(), torch.rand(2, 3, 4)
     with_mask = {"x": x, "attention_mask": torch.ones(2, 3)}
-    extractor = featx.create_feature_extractor(model, ["add", "layer"], example_inputs=with_mask, **options)
-    for inputs in (with_mask, {"x": x}):
-        found = extractor(**inputs)
-        assert torch.equal(found["add"], model(x))
-        assert torch.equal(found["layer"], model.layer(x))
+    for nodes, edits in ((["mul"], None), (["output"], {"mul": lambda value: value * 5})):
+        extractor = featx.create_feature_extractor(model, nodes, example_inputs=with_mask, edits=edits, **options)
+        extractor(**with_mask)
+        with pytest.raises(featx.SpecializationError, match="'mul' was computed for an earlier input"):
+            extractor(x=x)
+
+
+class _Branches(nn.Module):
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        if attention_mask is None:
+            return x * 2 + 1
+        return x * attention_mask[..., None] + 1
+
+
+@OPTIONS
+def test_branches_with_as_many_operations_have_the_same_names(options: dict[str, Any]) -> None:
+    model, x = _Branches().eval(), torch.rand(2, 3, 4)
+    with_mask = {"x": x, "attention_mask": torch.rand(2, 3)}
+    extractor = featx.create_feature_extractor(model, ["mul"], example_inputs=with_mask, **options)
+    assert torch.equal(extractor(**with_mask)["mul"], x * with_mask["attention_mask"][..., None])
+    assert torch.equal(extractor(x=x)["mul"], x * 2)

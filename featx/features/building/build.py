@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,14 @@ from torch import nn
 
 from featx.errors import DrawnAwayError, NodeNameError, RequestError, TraceError
 from featx.examples import Example
-from featx.features.building.case_state import left_by, note_call_sites, note_left, state_use_of, tensors_left_out
+from featx.features.building.case_state import (
+    call_sites_of,
+    left_by,
+    note_call_sites,
+    note_left,
+    state_use_of,
+    tensors_left_out,
+)
 from featx.features.building.cases import Cases
 from featx.features.building.decisions import asks_for_device, branches_on_inputs, note_random_decisions
 from featx.features.building.feature_tracer import check_model
@@ -40,6 +47,7 @@ from featx.features.requests.starts import Starts, stand_in
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.tracing.example.tracer import CheckSizes
+from featx.tracing.nodes.naming import CallSite
 from featx.tracing.sizes.outcomes import FreeDims
 
 
@@ -48,7 +56,8 @@ class Options:
     """How an extractor is built: see `create_feature_extractor`.
 
     `is_lenient` lets one mode be left out, `kind` is the class of the extractor, and `is_list` lets it return a list.
-    `keeps_cases` lets it trace the model again where no graph holds, whatever the model decides by.
+    `keeps_cases` lets it trace the model again where no graph holds, whatever the model decides by. `call_sites` says
+    which calls in the code of the model names meant in an earlier graph, by mode.
     """
 
     tracer_kwargs: Mapping[str, Any] | None = None
@@ -63,6 +72,7 @@ class Options:
     kind: type[DualGraphModule] = DualGraphModule
     is_list: bool = False
     keeps_cases: bool = False
+    call_sites: Mapping[bool, Mapping[str, CallSite]] = field(default_factory=dict)
 
 
 def build(
@@ -94,6 +104,7 @@ def build(
     free_dims = {training: mode.free_dims for training, mode in modes.items()}
     features = {each.key: each for each in (*modes[True].features, *modes[False].features)}
     edited = {} if tracing.edits is None else tracing.edits.modules()
+    further = with_call_sites(options, {training: mode.graph for training, mode in modes.items() if mode.traced})
     extractor = options.kind(
         with_heads(model, {**modules_of(features.values()), **edited}),
         modes[True].graph,
@@ -102,7 +113,7 @@ def build(
         present_graph=None if present is None else present.graph,
         exceptions={training: mode.exceptions for training, mode in modes.items()},
         infos={training: mode.infos for training, mode in modes.items()},
-        cases=Cases(model, CaseTracer(requests, options, tracing.inputs.used, free_dims), tracing.inputs.used)
+        cases=Cases(model, CaseTracer(requests, further, tracing.inputs.used, free_dims), tracing.inputs.used)
         if _is_adapted(modes.values(), options)
         else None,
     )
@@ -112,6 +123,11 @@ def build(
         extractor.meta["example"] = tracing.inputs.used.without_values()
     extractor.meta["free_dims"] = free_dims
     return extractor
+
+
+def with_call_sites(options: Options, graphs: Mapping[bool, Graph]) -> Options:
+    """Return options for further graphs in which names mean the calls that they mean in these, by mode."""
+    return replace(options, call_sites={training: call_sites_of(graph) for training, graph in graphs.items()})
 
 
 def _keep_writes_for_other_mode(modes: Mapping[bool, _Mode], tracing: ModelTracing, options: Options) -> None:
@@ -143,6 +159,7 @@ def _tracing(
         opened=opened,
         makes_values=True,
         earlier_dims=earlier_dims,
+        call_sites=options.call_sites,
     )
     return ModelTracing(model, how)
 

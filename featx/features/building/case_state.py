@@ -11,11 +11,9 @@ from torch import nn
 from featx.errors import SpecializationError
 from featx.examples import Example
 from featx.ir.graph import Graph
+from featx.tracing.nodes.naming import CallSite
 from featx.tracing.objects.module_parts import tensors_at
 from featx.tracing.side_effects.left import Left
-
-# The place of a call in the code of the model, which call there it is, and how many its name counts, if that is known.
-CallSite = tuple[int, int, int | None]
 
 
 class Case(NamedTuple):
@@ -67,30 +65,14 @@ def left_by(graph: Graph) -> frozenset[Left]:
 
 
 def note_call_sites(graph: Graph, sites: Mapping[str, CallSite]) -> None:
-    """Note where in the code of the model the requested and edited operations are, by their names."""
+    """Note which calls in the code of the model the requested and edited operations are, by their names."""
     graph.output_node().meta["call_sites"] = sites
 
 
-def check_names(new: Graph, known: Graph) -> None:
-    """Raise where the name of an operation means another one in a new graph than in one that was there before.
-
-    Another place in the code is another operation, unless both are one of as many in their modules: they may be in two
-    branches of an `if`, one for a mask and one without.
-
-    Raises:
-        SpecializationError: there is such a name.
-    """
-    sites: Mapping[str, CallSite]
-    before: Mapping[str, CallSite]
-    sites, before = (graph.output_node().meta.get("call_sites", {}) for graph in (new, known))
-    for name in sites.keys() & before.keys():
-        (*place, count), (*place_before, count_before) = sites[name], before[name]
-        if place != place_before and (count != count_before or count is None):
-            raise SpecializationError(
-                f"'{name}' counts the operations of a module, and for this input the model computes others there: it "
-                "is another one than for the inputs before. Request a module, or use an extractor of its own for such "
-                "inputs, with the name that the operation has there"
-            )
+def call_sites_of(graph: Graph) -> Mapping[str, CallSite]:
+    """Return what was noted; nothing for a graph that was made otherwise."""
+    found: Mapping[str, CallSite] = graph.output_node().meta.get("call_sites", {})
+    return found
 
 
 def leave_the_same(one: Graph, other: Graph) -> bool:
@@ -102,8 +84,6 @@ def check_case(
     new: Case, known: Iterable[Case], in_other_mode: Iterable[Case], model: nn.Module, is_unaffected: IsUnaffected
 ) -> None:
     """Raise where a call of one of these graphs leaves a value in an attribute that changes what another one is for.
-
-    So it does where a requested name means another operation in the new graph.
 
     So it is with a tensor of the model that some read and that others, pruned, do not write. O(cases * attributes),
     and some runs of the model for each graph that leaves other attributes than `new`.
@@ -119,8 +99,6 @@ def check_case(
         SpecializationError: there is such an attribute.
     """
     known, others = list(known), list(in_other_mode)
-    for each in known:
-        check_names(new.graph, each.graph)
     is_of_pairs = _leave_the_same_attributes([left_by(each.graph) for each in (*known, *others, new)])
     pairs = [(new, each, True) for each in (*known, *others)] + [(each, new, False) for each in (*known, *others)]
     for case, earlier, is_new in pairs:

@@ -11,6 +11,7 @@ from featx.features.building.liveness import last_needed
 from featx.features.requests.select import select
 from featx.ir.graph import Graph
 from featx.ir.node import Node
+from featx.tracing.nodes.naming import CallSite
 
 
 class Finder:
@@ -20,9 +21,17 @@ class Finder:
         request: node names to keys.
         owner: what the names belong to, for messages.
         model_in_mode: returns the model in the mode in which it is traced.
+        sites: as for `select`.
     """
 
-    def __init__(self, request: Mapping[str, str], owner: str, model_in_mode: Callable[[], nn.Module]) -> None:
+    def __init__(
+        self,
+        request: Mapping[str, str],
+        owner: str,
+        model_in_mode: Callable[[], nn.Module],
+        sites: Mapping[str, CallSite],
+    ) -> None:
+        self._sites = sites
         self._request = request
         self._owner = owner
         self._model_in_mode = model_in_mode
@@ -30,7 +39,7 @@ class Finder:
     def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
         """Return the requested nodes of a graph that broke off in a module, or none where one is missing."""
         try:
-            found = select(graph, self._request, self._owner)
+            found = select(graph, self._request, self._owner, self._sites)
         except NodeNameError:
             return ()
         # A name that a pattern stands for may be missing: that module does not run.

@@ -10,7 +10,6 @@ from torch import nn
 
 from featx.errors import DrawnAwayError, NodeNameError, TraceError
 from featx.examples import Example
-from featx.features.building.case_state import CallSite
 from featx.features.building.decisions import branches_on_random
 from featx.features.building.finder import Finder
 from featx.features.building.tracing import ModelTracing
@@ -26,6 +25,7 @@ from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.checks.checked_trace import trace_checked
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.tracer import ExampleTracer
+from featx.tracing.nodes.naming import CallSite
 from featx.tracing.side_effects.left import Left
 from featx.tracing.sizes.outcomes import FreeDims
 from featx.tracing.source.attributes import is_read, is_tested_for
@@ -127,7 +127,7 @@ class RequestedNodes:
         asked = probabilities.as_fused(asked) if probabilities.names else asked
         self._free_dims, self._left = None, set()
         graph = self._tracing.follow_or_trace_symbolically(partial(self._follow, asked), asked)
-        nodes = select(graph, asked, self._owner)
+        nodes = select(graph, asked, self._owner, self._sites)
         for name, key in asked.items():
             if name in self._modules and key in nodes and nodes[key].op == "placeholder":
                 raise NodeNameError(
@@ -144,10 +144,16 @@ class RequestedNodes:
         found: dict[str, CallSite] = {}
         for name, key in asked.items():
             meta = nodes[key].meta if key in nodes and name not in self._modules else {}
-            if meta.get("qualified_name") == name and "call_site" in meta:
-                place, number, count = meta["call_site"]
-                found[name] = place, number, count if self._is_whole else None
+            if (meta.get("qualified_name") == name or name in self._sites) and "call_site" in meta:
+                site: CallSite = meta["call_site"]
+                found[name] = site if self._is_whole else site._replace(total=None)
         return found
+
+    @property
+    def _sites(self) -> Mapping[str, CallSite]:
+        """Which calls the names meant in the first graph of an extractor, in this mode."""
+        training = self._tracing.training
+        return self._tracing.options.call_sites.get(self._model.training if training is None else training, {})
 
     def _follow(self, asked: Request, example: Example) -> Graph:
         """Return the graph of a trace that opens what `asked` needs, or of one that opens all modules."""
@@ -168,7 +174,7 @@ class RequestedNodes:
             raise
         self._note(trace, free)
         try:
-            select(trace.graph, asked, self._owner)
+            select(trace.graph, asked, self._owner, self._sites)
         except NodeNameError as unknown:
             if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
                 raise error from None
@@ -199,7 +205,7 @@ class RequestedNodes:
         opened = modules_to_open(self._modules, request) | self._tracing.options.opened
         trace, free = self._tracing.checked(self._tracing.new_tracer(request, opened), example, self._finder(request))
         self._note(trace, free)
-        select(trace.graph, request, self._owner)
+        select(trace.graph, request, self._owner, self._sites)
         return trace
 
     def _opening_all(self, request: Request) -> ExampleTracer:
@@ -210,7 +216,7 @@ class RequestedNodes:
         return tracer
 
     def _finder(self, request: Request) -> Finder:
-        return Finder(request, self._owner, self._tracing.model_in_mode)
+        return Finder(request, self._owner, self._tracing.model_in_mode, self._sites)
 
     def _note(self, trace: ExampleTrace, free: FreeDims) -> None:
         self._tracing.note(trace)

@@ -12,6 +12,7 @@ from featx.errors import ArgumentTypeError
 from featx.features.requests.edits import Edits
 from featx.features.requests.starts import Starts
 from featx.tracing.example.tracer import CheckSizes
+from featx.tracing.nodes.naming import CallSite
 from featx.tracing.sizes.outcomes import FreeDims
 
 TracerName = Literal["auto", "example", "symbolic"]
@@ -34,6 +35,7 @@ class TracingOptions:
         opens_stacks: look into torch's stacks of layers, which are one node each in a list of names.
         makes_values: a graph computes what is returned; one that is only described may differ in a second call.
         earlier_dims: what was found of the dimensions of other inputs of the model, by mode.
+        call_sites: which calls in the code of the model names meant for other inputs, by mode.
     """
 
     tracer_kwargs: Mapping[str, Any] | None = None
@@ -48,6 +50,7 @@ class TracingOptions:
     opens_stacks: bool = False
     makes_values: bool = False
     earlier_dims: Mapping[bool, FreeDims | None] = field(default_factory=dict)
+    call_sites: Mapping[bool, Mapping[str, CallSite]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise an ArgumentTypeError where an option has the wrong type or an unknown name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from featx.errors import DrawnAwayError, NodeNameError
 from featx.features.building.decisions import branches_on_random
@@ -18,9 +19,12 @@ from featx.features.requests.request import (
 from featx.ir.graph import Graph
 from featx.ir.node import Node
 from featx.ir.paths import did_you_mean, parents_of
+from featx.tracing.nodes.naming import CallSite
 
 
-def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, Node]:
+def select(
+    graph: Graph, request: Mapping[str, str], owner: str, sites: Mapping[str, CallSite] = MappingProxyType({})
+) -> dict[str, Node]:
     """Return the requested nodes by key, in the order of the request.
 
     A name is the path of a module, which means what its last call returned, or, for a module that is not called itself
@@ -33,14 +37,17 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         graph: a traced graph, whose nodes have qualified names, and marks of what the requested modules returned.
         request: node names to keys.
         owner: what the names belong to, for messages: `ResNet (eval)`.
+        sites: which calls in the code of the model names meant in an earlier graph, where these run or do not, so that
+            numbers in names may mean other calls here.
 
     Raises:
-        NodeNameError: the graph has no such name.
+        NodeNameError: the graph has no such name, or not the call that it meant.
     """
     last_under: dict[str, Node] = {}
     # What modules inside of others returned last. An inner call returns before the one around it.
     last_returned: dict[str, Node] = {}
     exact: dict[str, Node] = {}
+    at_site: dict[tuple[str, int, int], Node] = {}
     # Of several calls of a module the last one counts.
     returned: dict[str, Node] = {}
     for node in graph.nodes:
@@ -54,12 +61,16 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         if name is None:
             continue
         exact[name] = node
+        if sites and "call_site" in node.meta:
+            at_site[node.meta["call_site"][:3]] = node
         last_under.update(dict.fromkeys(parents_of(name), node))
     found: dict[str, Node] = {}
     for name, key in request.items():
         node = returned.get(name) or exact.get(name) or last_returned.get(name) or last_under.get(name)
         if node is None and name == OUTPUT:
             node = returned.get("")
+        if name in sites:
+            node = at_site.get(sites[name][:3]) or (node if _may_stand_for(node, sites[name]) else None)
         if node is not None:
             found[key] = node
         elif not isinstance(request, Request) or name not in request.optional:
@@ -68,6 +79,12 @@ def select(graph: Graph, request: Mapping[str, str], owner: str) -> dict[str, No
         if names and not any(request[name] in found for name in names):
             raise _unknown_name(names[0], [*exact, *last_under], f"{owner}, which '{pattern}' matches", graph, request)
     return found
+
+
+def _may_stand_for(node: Node | None, site: CallSite) -> bool:
+    """Say whether a call elsewhere in the code may be in another branch of an `if`: each branch makes as many."""
+    found: CallSite | None = None if node is None else node.meta.get("call_site")
+    return found is not None and site.total is not None and found.total == site.total
 
 
 IN_ONE_MODE = "; a name may exist in one mode only, then give train_return_nodes and eval_return_nodes"

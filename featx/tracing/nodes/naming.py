@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from featx.ir.names import identifier_of, name_of_target
 from featx.ir.node import Node
+
+
+class CallSite(NamedTuple):
+    """Which call in the code of the model a node is, whatever runs before it.
+
+    Attributes:
+        name: its qualified name without a number.
+        place: a number for the line, and those of the callers in the module.
+        number: how many calls of that name there were before at that place.
+        total: how many calls of that name the module makes; None if that is not known.
+    """
+
+    name: str
+    place: int
+    number: int
+    total: int | None
 
 
 class QualifiedNames:
@@ -15,20 +32,19 @@ class QualifiedNames:
     `_1`, `_2`... after the second and later ones. A module that ran always keeps its own path at its first call; a
     number that would collide with one is passed over. O(nodes).
 
-    For nodes that come with a `site`, which tells where in the code of the model their call is, `meta["call_site"]` has
-    that, which of the calls of one stem there it is, and how many calls of that stem there are in the module: numbers
-    may mean another call for other inputs.
+    For nodes that come with a place in the code of the model, `meta["call_site"]` has the `CallSite`: numbers may mean
+    another call for other inputs.
     """
 
     def __init__(self) -> None:
         self._entries: list[tuple[Node | None, str, str | None, int]] = []
 
-    def add(self, node: Node, module_path: str, stem: str | None = None, site: int = 0) -> None:
+    def add(self, node: Node, module_path: str, stem: str | None = None, place: int = 0) -> None:
         """Note that `node` was made while the module at `module_path` ran.
 
-        `stem` says what it does, where that is not its target.
+        `stem` says what it does, where that is not its target, and `place` where in the code.
         """
-        self._entries.append((node, module_path, stem, site))
+        self._entries.append((node, module_path, stem, place))
 
     def skip(self, module_path: str, stem: str | None = None) -> None:
         """Pass over one number of `stem`, for a node that a symbolic trace makes there and this trace does not.
@@ -51,15 +67,15 @@ class QualifiedNames:
         taken: set[str] = set()
         numbers: dict[str, int] = {}
         of_stems: dict[str, list[tuple[Node, int]]] = {}
-        for node, path, given, site in self._entries:
+        for node, path, given, place in self._entries:
             if node.op == "call_module" if node is not None else given is None:
                 name, is_free = path, path not in taken
             else:
                 stem = str(given) if node is None else _stem(node, given)
                 name = f"{path}.{stem}" if path else stem
                 is_free = name not in taken and name not in reserved
-            if node is not None and site:
-                of_stems.setdefault(name, []).append((node, site))
+            if node is not None and place:
+                of_stems.setdefault(name, []).append((node, place))
             if not is_free:
                 stem, number = name, numbers.get(name, 0)
                 while name in taken or name in reserved:
@@ -70,11 +86,11 @@ class QualifiedNames:
             if node is not None:
                 node.meta["qualified_name"] = name
         self._entries = []
-        for calls in of_stems.values():
+        for name, calls in of_stems.items():
             seen = Counter[int]()
-            for node, site in calls:
-                node.meta["call_site"] = site, seen[site], len(calls)
-                seen[site] += 1
+            for node, place in calls:
+                node.meta["call_site"] = CallSite(name, place, seen[place], len(calls))
+                seen[place] += 1
 
 
 def _stem(node: Node, given: str | None) -> str:
