@@ -13,6 +13,7 @@ from agreement import image, run, same
 from torch import nn
 
 import featx
+from featx.tracing.guards.guards import check_is_tensor
 
 Capture = Callable[..., dict[str, list[Any]]]
 
@@ -505,8 +506,13 @@ def test_an_extractor_in_a_model_is_one_node_of_a_symbolic_trace() -> None:
     assert torch.equal(extractor(other)["head"], model(other))
 
 
-def test_an_extractor_is_not_traced_symbolically_itself() -> None:
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_an_extractor_is_not_traced_symbolically_itself(is_marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
     extractor = featx.create_feature_extractor(inner, ["0"], example_inputs=torch.rand(2, 3, 8, 8))
+    if is_marked:  # as torch.fx leaves it where it has made code of a graph with such a check
+        namespace = {"featx_check_is_tensor": check_is_tensor}
+        registry = {(id(namespace), "featx_check_is_tensor"): namespace}
+        monkeypatch.setattr("torch.fx._symbolic_trace._wrapped_fns_to_patch", registry)
     with pytest.raises(featx.SpecializationError, match="tracer='symbolic'"):
         featx.symbolic_trace(extractor)

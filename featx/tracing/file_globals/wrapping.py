@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from featx.errors import ArgumentTypeError, TraceError
+from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.torch_layers import is_of_torch
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
 from featx.tracing.file_globals.pass_through import GlobalName, answered_as, is_random
@@ -153,7 +154,8 @@ def _marked(namespaces: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, An
     tracing = sys.modules.get("torch.fx._symbolic_trace")
     registry: dict[tuple[int, str], dict[str, Any]] = getattr(tracing, "_wrapped_fns_to_patch", {})
     for (_, name), namespace in list(registry.items()):
-        yield namespace, {name}
+        if not is_runtime_check(namespace.get(name)):  # which torch.fx marks where it writes code of a graph with one
+            yield namespace, {name}
 
 
 def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
