@@ -31,8 +31,11 @@ def held_at(root: object, path: str) -> Any:
     owner, _, name = path.rpartition(".")
     module = module_at(root, owner)
     held = () if module is None else (module._parameters, module._buffers, module._modules, module.__dict__)
-    # By get(), which a trace does not watch.
-    return next((value for each in held if (value := each.get(name)) is not None), None)
+    for each in held:
+        value = each.get(name)  # which a trace does not watch
+        if value is not None:
+            return value
+    return None
 
 
 def attribute_at(root: object, path: str, default: Any = None) -> Any:
