@@ -223,7 +223,7 @@ def _twin_of(module: nn.Module, known: dict[nn.Module, nn.Module]) -> nn.Module:
 
 def empty_like(module: nn.Module) -> nn.Module:
     """Return a module without parts that holds some of those of `module` as it does: by number, by key or by name."""
-    numbered = all(name.isdigit() for name in module._modules)
+    numbered = all(map(str.isdigit, module._modules))
     if type(module) in (nn.ModuleList, nn.Sequential, PartOfList) and numbered:
         return PartOfList()
     if type(module) in (nn.Sequential, PartOfSequential):
