@@ -40,6 +40,11 @@ def outputs_of(program: torch.export.ExportedProgram) -> list[Node]:
     return [node for node in returned if isinstance(node, Node)]  # pyright: ignore
 
 
+def forms_of(nodes: Iterable[Node]) -> list[torch.Tensor]:
+    """Return for each node a tensor without values that has the shape and the dtype of its value."""
+    return [node.meta["val"] for node in nodes]
+
+
 def calls_of(program: torch.export.ExportedProgram) -> list[Node]:
     """Return the calls in order, without checks of dtypes and devices: they hold for all inputs of one form."""
     nodes = [node for node in program.graph.nodes if node.op not in ("placeholder", "output")]

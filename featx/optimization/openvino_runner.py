@@ -6,7 +6,7 @@ import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from featx.errors import MissingExtraError, OptimizationError
 from featx.interop.exported import writes_what_it_is_given
 from featx.interop.program_integers import nodes_of_integers
-from featx.interop.program_parts import Part, calls_of, inputs_of, outputs_of, part_of
+from featx.interop.program_parts import calls_of, forms_of, inputs_of, outputs_of, part_of
 from featx.tree import tensors_in, tree_leaves, tree_map
 
 # Floats of 64 bits are computed in 32 there.
@@ -123,6 +123,9 @@ def _compile(extractor: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _in_two_parts(program: torch.export.ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """Return a function from inputs to results: PyTorch computes what is done with integers, OpenVINO all the rest."""
+    if not nodes_of_integers(program) and _is_taken_whole(program):
+        infer_all = _compile_program(program, forms_of(inputs_of(program)), forms_of(outputs_of(program)))
+        return lambda tensors: list(infer_all(*tensors))
     program = program.run_decompositions({})  # parts have no calls in place
     inputs, outputs, of_torch = inputs_of(program), outputs_of(program), nodes_of_integers(program)
     of_openvino = {node for node in calls_of(program) if node not in of_torch}
@@ -131,7 +134,9 @@ def _in_two_parts(program: torch.export.ExportedProgram) -> Callable[[Sequence[t
     first = part_of(program, of_torch, [node for node in dict.fromkeys((*rest.inputs, *outputs)) if node in of_torch])
     if not rest.outputs:
         raise OptimizationError("all values are computed with integers")
-    infer = _compile_part(rest)
+    forms = forms_of(rest.inputs)
+    examples = tuple([torch.zeros(form.shape, dtype=form.dtype) for form in forms])
+    infer = _compile_program(torch.export.export(rest.module, examples), forms, forms_of(rest.outputs))
 
     def compute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values = dict(zip(inputs, tensors, strict=True))
@@ -143,19 +148,25 @@ def _in_two_parts(program: torch.export.ExportedProgram) -> Callable[[Sequence[t
     return compute
 
 
-def _compile_part(part: Part) -> Callable[..., Iterator[torch.Tensor]]:
-    """Return a function that computes by OpenVINO what a part of a program does."""
+def _is_taken_whole(program: torch.export.ExportedProgram) -> bool:
+    """Say whether each input is used and each value is returned once, as OpenVINO wants it."""
+    inputs, outputs = inputs_of(program), outputs_of(program)
+    return all(node.users for node in inputs) and len({*inputs, *outputs}) == len(inputs) + len(outputs)
+
+
+def _compile_program(
+    program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> Callable[..., Iterator[torch.Tensor]]:
+    """Return a function that computes a program by OpenVINO, whose inputs and outputs have the form of these."""
     import openvino  # pyright: ignore[reportMissingImports]
 
-    likes = [cast("torch.Tensor", node.meta["val"]) for node in part.inputs]
-    examples = tuple(torch.zeros(like.shape, dtype=like.dtype) for like in likes)
-    model: Any = openvino.convert_model(torch.export.export(part.module, examples))
-    if len(model.inputs) != len(part.inputs) or len(model.outputs) != len(part.outputs):
+    model: Any = openvino.convert_model(program)
+    if len(model.inputs) != len(inputs) or len(model.outputs) != len(outputs):
         raise OptimizationError("an input is used nowhere")
-    model.reshape({given: list(like.shape) for given, like in zip(model.inputs, examples, strict=True)})
+    model.reshape({given: list(form.shape) for given, form in zip(model.inputs, inputs, strict=True)})
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     compiled: Any = openvino.Core().compile_model(model, "CPU", settings)
-    dtypes = [cast("torch.Tensor", node.meta["val"]).dtype for node in part.outputs]
+    dtypes = [form.dtype for form in outputs]
     of_thread = threading.local()  # a request of OpenVINO serves one thread at a time
 
     def infer(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:

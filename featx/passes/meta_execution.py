@@ -162,10 +162,13 @@ def call_on(func: Any, args: Any, kwargs: dict[str, Any], stand_in: Callable[[to
 def replaced(values: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return the arguments of an operator with `function` applied to each tensor."""
     kind = type(values)
-    if kind is tuple or kind is list:
+    if kind is tuple or kind is list:  # the most frequent ones first
         return kind([replaced(value, function) for value in values])
     if isinstance(values, torch.Tensor):
         return function(values)
-    if kind is dict:
+    if isinstance(values, dict):
         return {key: replaced(value, function) for key, value in values.items()}
+    if isinstance(values, (tuple, list)):
+        items = [replaced(value, function) for value in values]
+        return items if isinstance(values, list) else tuple(items)
     return values

@@ -181,6 +181,11 @@ class AsksForMask(nn.Module):
         return x * 2 if hasattr(x, "mask") else x * 3
 
 
+class LooksIntoDict(nn.Module):
+    def forward(self, x: Any) -> torch.Tensor:
+        return x * (2 + len(x.__dict__))
+
+
 class CatchesMissing(nn.Module):
     def forward(self, x: Any) -> torch.Tensor:
         try:
@@ -196,6 +201,6 @@ def test_attributes_that_are_none() -> None:
     assert torch.equal(extractor(x)["output"], model(x))
     x = torch.rand(2)
     x.mask = None  # pyright: ignore[reportAttributeAccessIssue]
-    for asks in (ReadsMask(), AsksForMask(), CatchesMissing()):
+    for asks in (ReadsMask(), AsksForMask(), CatchesMissing(), LooksIntoDict()):
         with pytest.raises(featx.TraceError, match="an input has the attribute 'mask'"):
             featx.trace(asks, x)

@@ -31,10 +31,10 @@ class Finder:
         model_in_mode: Callable[[], nn.Module],
         sites: Mapping[str, CallSite],
     ) -> None:
-        self._sites = sites
         self._request = request
         self._owner = owner
         self._model_in_mode = model_in_mode
+        self._sites = sites
 
     def __call__(self, graph: Graph, failed_module_path: str) -> Collection[Node]:
         """Return the requested nodes of a graph that broke off in a module, or none where one is missing."""

@@ -24,9 +24,10 @@ class TensorKinds:
     """What the code of a model may ask of such tensors: their classes, and attributes that no plain tensor has."""
 
     def __init__(self) -> None:
-        # By name, what has it; and what counts if forward fails without it alone.
+        # By name, what has it.
         self._names: dict[str, str] = {}
-        self._only_if_missing: dict[str, str] = {}
+        # Those of attributes that are None, as a call of the model may have left them: forward may set them.
+        self._left_none: set[str] = set()
         # The class of an input, for which code may ask without a name: type(x).
         self._asked_class = ""
 
@@ -38,11 +39,9 @@ class TensorKinds:
             self._asked_class = f"an input is of the class {kind.__name__}"
             self._names["__class__"] = self._names.setdefault(kind.__name__, self._asked_class)
         for name, value in vars(tensor).items():
-            has_it = f"an input has the attribute '{name}'"
-            # Forward may set it: a call of the model before has left None.
-            self._only_if_missing[name] = has_it
-            if value is not None:
-                self._names[name] = self._names["__dict__"] = has_it
+            self._names[name] = self._names["__dict__"] = f"an input has the attribute '{name}'"
+            if value is None:
+                self._left_none.add(name)
 
     def note_model(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of the tensors of the model. Their attributes are there in a trace, and their classes are not."""
@@ -64,22 +63,20 @@ class TensorKinds:
         Raises:
             Untraceable: it does.
         """
-        known = {**self._only_if_missing, **self._names}
-        for code in codes() if known else ():
-            # What asks by a text, or catches the error of a missing attribute, finds none in a trace.
-            asks = known if code.co_exceptiontable else self._names
-            found = sorted((asks.keys() & names_in(code)) | (known.keys() & texts_in(code)))
+        for code in codes() if self._names else ():
+            # Code that asks by a text, or catches the error of a missing attribute, goes another way in a trace.
+            named = names_in(code) if code.co_exceptiontable else names_in(code) - self._left_none
+            found = sorted(self._names.keys() & (named | texts_in(code)))
             if found:
-                raise _refusal(known[found[0]], f"{code.co_qualname} names '{found[0]}'")
+                raise _refusal(self._names[found[0]], f"{code.co_qualname} names '{found[0]}'")
             if self._asked_class and asks_for_kind_of_variable(code):
                 raise _refusal(self._asked_class, f"{code.co_qualname} asks for the type of a variable")
 
     def explain(self, error: BaseException) -> None:
         """Raise another error in the place of one of forward that such an attribute is missing."""
         name = getattr(error, "name", None)
-        known = {**self._only_if_missing, **self._names}
-        if isinstance(error, AttributeError) and not isinstance(error, FeatxError) and name in known:
-            raise _refusal(known[name], f"forward reads '{name}'") from error
+        if isinstance(error, AttributeError) and not isinstance(error, FeatxError) and name in self._names:
+            raise _refusal(self._names[name], f"forward reads '{name}'") from error
 
 
 def _refusal(what: str, code: str) -> Untraceable:

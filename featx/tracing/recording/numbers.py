@@ -139,7 +139,9 @@ class Numbers:
         was = known[len(self.computed)][0] if len(self.computed) < len(known) else None
         self.computed.append((result, node))
         disguised = self._disguised_as_then(result, was) if _holds_disguised(args) else None
-        return traced_number(result, node, self, disguised)
+        number = traced_number(result, node, self, disguised)
+        number.is_of_values = any(isinstance(value, TracedNumber) and value.is_of_values for value in args)
+        return number
 
     def _disguised_as_then(self, value: int | float, was: int | float | None) -> int | float:
         # A disguise knows the numbers of the earlier trace: some of those it shows as large ones and others as zero.
@@ -252,8 +254,9 @@ class Numbers:
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""
-        traced = [value for value in args if isinstance(value, TracedNumber)]
-        is_of_numpy = any(value.is_of_numpy for value in traced) or any(map(is_scalar_of_numpy, args))
+        is_of_numpy = any(
+            value.is_of_numpy if isinstance(value, TracedNumber) else is_scalar_of_numpy(value) for value in args
+        )
         if is_of_numpy and isinstance(result, complex):
             result = math.nan  # the root of a negative number, as numpy has it
         if not isinstance(result, (int, float)):
@@ -262,9 +265,9 @@ class Numbers:
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         number = self._new_computed(result, node, args)
-        if function is not int and function is not float:
-            number.is_of_numpy = is_of_numpy
-            number.is_of_values = any(value.is_of_values for value in traced)
+        is_converted = function is int or function is float
+        number.is_of_numpy = is_of_numpy and not is_converted
+        number.is_of_values = number.is_of_values and not is_converted
         return number
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -341,9 +344,7 @@ class Numbers:
         # Which of `min(height, width)` it is says nothing where the example is a square.
         arguments = self._recorder.create_args(numbers)
         node = self._recorder.add_unnamed_node("call_function", function, arguments, {})
-        number = self._new_computed(function(plain_numbers(numbers)), node, numbers)
-        number.is_of_values = any(value.is_of_values for value in numbers if isinstance(value, TracedNumber))
-        return number
+        return self._new_computed(function(plain_numbers(numbers)), node, numbers)
 
     def _record_tie(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> bool:
         """Note whether several of the numbers are the extreme; return that of the earlier trace where there is one."""

@@ -281,7 +281,7 @@ def _reference(copies: ObjectCopies, value: weakref.ref[Any]) -> weakref.ref[Any
 
 def _handle(copies: ObjectCopies, value: RemovableHandle) -> RemovableHandle:
     """Copy what removes a hook, with the dict of hooks that it is in."""
-    duplicate = copies.note(value, object.__new__(type(value)))
+    duplicate = copies.note(value, bare_copy_of(value))
     duplicate.__dict__.update(value.__dict__)
     duplicate.hooks_dict_ref = _reference_to_copy(copies, value.hooks_dict_ref)
     duplicate.extra_dict_ref = tuple(_reference_to_copy(copies, each) for each in value.extra_dict_ref or ())
@@ -307,7 +307,7 @@ _MAKERS: dict[type, Callable[[ObjectCopies, Any], Any]] = {
     types.FunctionType: _function, types.MethodType: _method, functools.partial: _partial, weakref.ref: _reference,
     weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy,
     torch.Generator: _generator, types.BuiltinMethodType: _builtin_method, types.MethodWrapperType: _builtin_method,
-    functools._lru_cache_wrapper: _cached, RemovableHandle: _handle,
+    functools._lru_cache_wrapper: _cached,
 }  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def _queue(copies: ObjectCopies, value: queue.Queue[Any]) -> queue.Queue[Any]:
 _BASES: tuple[tuple[type, Callable[[ObjectCopies, Any], Any]], ...] = (
     (dict, _dict), (list, _list), (tuple, _tuple), (set, _set), (frozenset, _set),
     (collections.deque, _deque), (functools.partial, _partial), (threading.local, _namespace),
-    (types.SimpleNamespace, _namespace), (queue.Queue, _queue),
+    (types.SimpleNamespace, _namespace), (queue.Queue, _queue), (RemovableHandle, _handle),
 )  # fmt: skip
 
 

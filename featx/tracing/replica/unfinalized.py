@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 
@@ -27,6 +28,7 @@ def bare_copy_of(value: Any) -> Any:
     return object.__new__(_subclass_of(kind) if hasattr(kind, "__del__") else kind)
 
 
+@functools.lru_cache(maxsize=4096)  # one for all copies: facts of classes are remembered
 def _subclass_of(kind: type) -> type:
     members = {
         "__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
