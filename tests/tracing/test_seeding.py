@@ -14,6 +14,7 @@ from torch import nn
 import featx
 from featx.tracing.environment import generators
 from featx.tracing.environment.generators import TorchGenerator
+from featx.tracing.environment.other_threads import OtherThreads
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
 
 
@@ -106,9 +107,18 @@ class Seeds(nn.Module):
         return x + torch.rand_like(x)
 
 
-def test_seed_that_is_there_already_is_noticed_by_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Others may draw from the generator, and a trace leaves it alone then.
+@pytest.fixture
+def is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this be the only thread: beside others, which may draw from it, a trace does not put the generator back.
+
+    Those of pytest-xdist run now and then.
+    """
     monkeypatch.setattr(generators, "is_only_thread", lambda: True)
+    monkeypatch.setattr(OtherThreads, "have_run", lambda threads: False)
+
+
+@pytest.mark.usefixtures("is_alone")
+def test_seed_that_is_there_already_is_noticed_by_a_trace() -> None:
     model = Seeds().eval()
     for seed in (3, 4):
         x = torch.rand(2, 4)
@@ -137,11 +147,11 @@ def _seeds(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand(3)
 
 
+@pytest.mark.usefixtures("is_alone")
 @pytest.mark.parametrize("function", [_restores, _forks, _seeds])
 def test_a_symbolic_trace_notices_it_and_leaves_the_generator_alone(
-    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    monkeypatch.setattr(generators, "is_only_thread", lambda: True)
     before = torch.get_rng_state()
     with pytest.raises(featx.TraceError, match="forward seeds torch's random generator, or puts it back"):
         featx.symbolic_trace(function)
