@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -251,14 +251,17 @@ def advice_for_draws(model: object) -> str:
     return ""
 
 
-def advice_for_unnamed_draws() -> str:
-    """Return what to do where something draws from Python's generator, and no global name of the model does, or ""."""
-    if "beartype" not in sys.modules:
-        return ""
-    return (
-        "if beartype draws which item of a list[Tensor] or tuple[Tensor, ...] it checks, switch that check off by "
-        "beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O0)), or give a hint without items, such as list"
-    )
+def may_check_types() -> bool:
+    """Say whether a library is loaded whose type checks draw from Python's generator: beartype."""
+    return "beartype" in sys.modules
+
+
+def checks_types(code: CodeType) -> bool:
+    """Say whether code is a function of beartype around another one. It draws which item of a list it checks.
+
+    `list[Tensor]` and `tuple[Tensor, ...]` are such types. Nothing but the check depends on what it draws.
+    """
+    return code.co_filename.startswith("<@beartype(")
 
 
 def advice_for_sizes(model: object) -> str:

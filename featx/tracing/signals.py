@@ -101,6 +101,10 @@ class NeedsPlainValueChecks(Restart):
     """Forward changes a number or text of its Python file, and it is not known which module does it."""
 
 
+class NeedsDrawsPutBack(Restart):
+    """Something has drawn from Python's generator, perhaps a library that checks types."""
+
+
 class NeedsFixedKeys(Restart):
     """A dict that a size was looked up in as a text has other keys too: what is found there depends on the size."""
 

@@ -101,28 +101,3 @@ def test_hooks_of_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(featx.TraceError, match=r"To go on, .*remove_hook_from_submodules\(model\)"):
         featx.trace(Offloaded(), torch.rand(2))
-
-
-def test_a_check_of_arguments_that_draws_which_item_it_looks_at() -> None:
-    beartype: Any = pytest.importorskip("beartype")
-
-    def total(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).sum(0)
-
-    class Adds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return add([self.layer(x), x])
-
-    x, model = torch.rand(2, 4), Adds()
-    total.__annotations__ = {"parts": list[Tensor], "return": Tensor}
-    add = beartype.beartype(total)
-    with pytest.raises(featx.TraceError, match=r"if beartype draws .*BeartypeStrategy.O0"):
-        featx.create_feature_extractor(model, ["output"], example_inputs=x)
-    unchecked = beartype.beartype(conf=beartype.BeartypeConf(strategy=beartype.BeartypeStrategy.O0))
-    add = unchecked(total)
-    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
-    assert torch.equal(extractor(x)["output"], model(x))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from featx.libraries import checks_types
 from featx.tracing.environment.other_threads import OtherThreads, is_only_thread
 from featx.tracing.signals import ThreadInterference
 from featx.tree import tensors_in
@@ -193,6 +194,21 @@ class SharedGenerators:
             random.setstate(self._python)
         if self._numpy is not None and _comparable(_numpy_state()) != _comparable(self._numpy):
             sys.modules["numpy.random"].set_state(self._numpy)
+
+
+class DrawsOfTypeChecks:
+    """Puts Python's generator back after each draw of a library that checks types, which no graph has to repeat."""
+
+    def __init__(self) -> None:
+        self._state: tuple[Any, ...] | None = None
+
+    def on_call(self, frame: FrameType, event: str, called: Any) -> None:
+        """Take note of the state when such a draw begins, and put it back when it is over."""
+        if event == "c_call" and called.__name__ == "getrandbits" and checks_types(frame.f_code):
+            self._state = random.getstate()
+        elif event == "c_return" and self._state is not None:
+            random.setstate(self._state)
+            self._state = None
 
 
 def _numpy_state() -> Any:

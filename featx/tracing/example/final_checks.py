@@ -11,7 +11,7 @@ from typing import Any
 
 from featx.ir.node import Node
 from featx.ir.runtime_checks import is_runtime_check
-from featx.libraries import advice_for, advice_for_unnamed_draws
+from featx.libraries import advice_for, may_check_types
 from featx.rebuilding import NO_VALUE
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
@@ -23,7 +23,7 @@ from featx.tracing.recording.recorder import Recorder
 from featx.tracing.recording.results import ContentsSnapshot, Results
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.state_checks import StateChecks
-from featx.tracing.signals import NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
+from featx.tracing.signals import NeedsDrawsPutBack, NeedsPlainValueChecks, ThreadInterference, UnsupportedSideEffect
 from featx.tracing.source.frames import Line
 from featx.tracing.source.reachable import functions_reached
 from featx.tracing.source_uses.code_queries import asks_for_key
@@ -63,6 +63,7 @@ class FinalChecks:
         Raises:
             UnsupportedSideEffect: it has.
             ThreadInterference: another thread may have.
+            NeedsDrawsPutBack: something has drawn from Python's generator, perhaps a type check.
             NeedsPlainValueChecks: it has changed a number or text outside of its modules.
         """
         self._state_checks.check_all()
@@ -76,11 +77,12 @@ class FinalChecks:
         self._torch_calls.check_memory()
         self._torch_calls.check_generator()
         if generators.have_drawn():
+            if may_check_types() and not self._context.puts_back_draws:
+                raise NeedsDrawsPutBack
             if generators.others_may_have_drawn():
                 raise ThreadInterference("a random generator of Python or numpy was drawn from")
             raise UnsupportedSideEffect(
-                "forward draws from a random generator of Python or numpy without using a global name",
-                advice=advice_for_unnamed_draws(),
+                "forward draws from a random generator of Python or numpy without using a global name"
             )
         if not self._context.checks_plain_values and self._context.caches.changed_plain_value() is not None:
             raise NeedsPlainValueChecks

@@ -6,6 +6,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from featx.tracing.calls.torch_calls import TorchCalls
+from featx.tracing.environment.generators import DrawsOfTypeChecks
 from featx.tracing.environment.other_threads import AllThreads
 from featx.tracing.environment.profile_hook import ProfileCallback, ProfileHook, delegates_work
 from featx.tracing.recording.recorder import Recorder
@@ -49,6 +50,8 @@ class Observers:
             callbacks.append(self._on_autocast)
         if self._notes_code:
             callbacks.append(self._on_code)
+        if self._context.puts_back_draws:
+            callbacks.append(DrawsOfTypeChecks().on_call)
         # On stand-ins alone, what another thread computes has no values, and is seen where forward uses it. Where some
         # inputs have values, it is cheaper to ask afterwards whether another thread has run.
         is_likely = self._tracer.uses_profile_hook or self._context.uses_threading

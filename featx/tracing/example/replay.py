@@ -20,6 +20,7 @@ from featx.ir.equality import is_same
 from featx.libraries import mask_maker
 from featx.rebuilding import attributes_beside_items, attributes_of
 from featx.tracing.environment.autocast_state import AutocastDtypes, autocast_dtypes, toggle_autocast
+from featx.tracing.environment.generators import SharedGenerators
 from featx.tracing.environment.raised_errors import free_frames
 from featx.tracing.environment.restorers import run_restorers
 from featx.tracing.environment.thread_modes import FunctionMode, ThreadModes
@@ -67,7 +68,10 @@ def does_the_same_again(
     def restore_caches() -> None:
         context.caches.restore(lambda each: replay.has_made(each) or recorder.is_made_here(each))
 
-    restorers: list[Callable[[], object]] = [restore_caches, context.passing.uninstall, modes.leave]
+    generators = SharedGenerators()
+    restorers: list[Callable[[], object]] = [
+        generators.restore, restore_caches, context.passing.uninstall, modes.leave,
+    ]  # fmt: skip
     try:
         try:
             context.caches.put_left()

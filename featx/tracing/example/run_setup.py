@@ -9,6 +9,7 @@ from featx.tracing.side_effects.state_checks import Attribute
 from featx.tracing.signals import (
     ChangesOuterValues,
     NeedsConversionTracking,
+    NeedsDrawsPutBack,
     NeedsFixedKeys,
     NeedsHooks,
     NeedsPlainValueChecks,
@@ -53,6 +54,8 @@ class RunSetup:
                 self.copied = "all"
             case NeedsPlainValueChecks():
                 context.checks_plain_values = True
+            case NeedsDrawsPutBack():
+                context.puts_back_draws = True
             case NeedsSharedInputs():
                 self.share_stand_ins = True
             case ReadOrderUnknown():  # where forward reads it before that, it will be missing

@@ -23,7 +23,7 @@ from featx.tracing.guards.scalars import (
     traced_number,
 )
 from featx.tracing.history.lineage import Origin, source_node
-from featx.tracing.objects.arrays import is_array_constructor, is_scalar_of_numpy
+from featx.tracing.objects.arrays import is_array_constructor, is_scalar_of_numpy, makes_array_of_items
 from featx.tracing.recording.size_arrays import SizeArrays
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.size_caches import SizeCaches
@@ -293,6 +293,10 @@ class Numbers:
         """Call `range`, `min`, `int` or another function that would convert numbers in C; see `is_of_numbers`."""
         if is_array_constructor(function):
             return self.arrays.make(function, args, kwargs)
+        if makes_array_of_items(function):
+            from featx.tracing.recording.number_arrays import make_array
+
+            return make_array(function, args, kwargs)
         if function is range:
             return self._range(args)
         if function is min or function is max:
@@ -393,9 +397,8 @@ def _holds_disguised(values: Iterable[Any]) -> bool:
 def is_of_numbers(function: Callable[..., Any]) -> bool:
     """Say whether a function is one that `Numbers.call` calls."""
     is_of_math = isinstance(function, BuiltinFunctionType) and function in _OF_MATH
-    return (
-        is_of_math or is_array_constructor(function) or any(function is each for each in (range, min, max, int, float))
-    )
+    is_of_python = any(function is each for each in (range, min, max, int, float))
+    return is_of_math or is_of_python or is_array_constructor(function) or makes_array_of_items(function)
 
 
 def _extreme_of_mixed(function: Callable[..., Any], items: tuple[Any, ...]) -> Any:

@@ -94,6 +94,8 @@ class ModelContext:
         self.fixes_keys = False
         # Whether each module is asked what plain values of the files it has changed; traces find out that it is needed.
         self.checks_plain_values = False
+        # Whether draws of type checks are put back; traces find out that it is needed.
+        self.puts_back_draws = False
         # Those that calls which are one node have changed in this run: what holds them, and their keys.
         self.plain_values_of_calls: list[tuple[Holder, Any]] = []
         # Caches that earlier calls of the model have filled, by path and name, with what replicas have in their place.
