@@ -354,6 +354,33 @@ def test_text_model_from_a_layer_on_needs_no_mask() -> None:
     assert torch.equal(extractor(hidden)["pooler"], expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["encoder", "encoder.dropout_1"])
+def test_decoder_of_t5_from_the_hidden_states_of_the_encoder_on(start: str) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, use_cache=False
+    )
+    model = transformers.T5Model(config).eval()
+    inputs = {
+        "input_ids": torch.randint(1, 50, (2, 7)),
+        "attention_mask": torch.tensor([[1] * 7, [1] * 4 + [0] * 3]),
+        "decoder_input_ids": torch.randint(1, 50, (2, 3)),
+    }
+    given = [start, "attention_mask", "decoder_input_ids"]
+    extractor = featx.create_feature_extractor(model, ["decoder.final_layer_norm"], inputs=given, example_inputs=inputs)
+    assert not [
+        node for node in extractor.graph.find_nodes(op="call_module") if str(node.target).startswith("encoder.")
+    ]
+    hidden = torch.rand(2, 5, 16)
+    mask, ids = torch.tensor([[1] * 5, [1] * 2 + [0] * 3]), torch.randint(1, 50, (2, 4))
+    encoded = transformers.modeling_outputs.BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+    expected = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=ids).last_hidden_state
+    found = extractor(encoded if start == "encoder" else hidden, mask, ids)
+    assert torch.equal(found["decoder.final_layer_norm"], expected)
+
+
 class WithHeadInTrainMode(nn.Module):
     """Returns what an auxiliary head gives too in train mode, as GoogLeNet does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections import OrderedDict
@@ -12,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from featx.tracing.history.opaque_call import OpaqueCall
 from featx.tracing.source_writes.argument_use import argument_use
+from featx.tracing.source_writes.possible_writes import module_may_write_more
 
 TABLE: dict[str, Any] = {}
 
@@ -221,3 +224,59 @@ def test_function_that_may_return_an_argument_is_found(function: Any) -> None:
 @pytest.mark.parametrize("function", [returns_fresh, fills, above, len, lambda x: x.relu(), lambda x: torch.relu(x)])
 def test_function_that_returns_what_is_new_is_told_apart(function: Any) -> None:
     assert not argument_use(function).is_returned
+
+
+class WithCache(nn.Module):
+    def forward(self, x: torch.Tensor, cache: Any = None, steps=2) -> torch.Tensor:
+        if cache is not None:
+            cache.is_updated[0] = True
+        if x.shape[0] > 1:
+            steps //= 2
+        return x * steps
+
+
+def test_argument_that_is_given_nothing_is_not_written() -> None:
+    assert len(argument_use(WithCache.forward, WithCache).sometimes) == 1
+    assert not argument_use(WithCache.forward, WithCache, absent=frozenset({"cache"})).sometimes
+
+
+class OfCache(nn.Module):
+    """Gives the module inside a cache where it is set to, which forward makes."""
+
+    def __init__(self, kind: type[nn.Module], cache: Any) -> None:
+        super().__init__()
+        self.inner = kind()
+        self.cache = cache
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x, cache=self.cache)
+
+
+def _renamed(function: Any) -> Any:
+    @functools.wraps(function)
+    def forward(self: Any, x: torch.Tensor, *, cache: Any) -> Any:
+        return function(self, x, state=cache)
+
+    return forward
+
+
+class Renamed(nn.Module):
+    """Its forward has another name for the argument than the one by which it is given."""
+
+    @_renamed
+    def forward(self, x: torch.Tensor, state: Any = None) -> torch.Tensor:
+        if state is not None:
+            state.items[0] = 0
+        return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "cache", "may_write"),
+    [(WithCache, None, False), (WithCache, "text", False), (WithCache, [1], True), (Renamed, [1], True)],
+)
+def test_module_may_write_what_it_was_given(kind: type[nn.Module], cache: Any, may_write: bool) -> None:
+    model = OfCache(kind, cache)
+    call = OpaqueCall()
+    call.note_run(model, (torch.ones(2),), {})
+    call.note_run(model.inner, (torch.ones(2),), {"cache": cache})
+    assert module_may_write_more(model, call.ran) is may_write

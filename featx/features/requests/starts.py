@@ -115,6 +115,7 @@ class Starts:
                 next(iter(graph.nodes)).prepend(start)
         found = {key: given.get(requested[key], requested[key]) for key in request.values() if key in requested}
         starts = list(given.values())
+        _read_devices_of(graph, starts)
         _require_all(graph, starts, found.values(), self._parameters)
         _require_state(graph, starts, found.values(), root)
         _require_use(graph, [start for node, start in given.items() if start is not node], found.values(), root)
@@ -135,6 +136,18 @@ def stand_in(graph: Graph) -> Example:
         str(each.target): torch.empty(each.meta["shape"], dtype=each.meta["dtype"], device="meta") for each in known
     }
     return Example((), given, "the inputs of the graph")
+
+
+def _read_devices_of(graph: Graph, starts: Collection[Node]) -> None:
+    """Let calls on the device of a value that follows from other inputs alone ask a start for its device.
+
+    Where the model is spread over several devices, these are others, and torch refuses to compute with the result.
+    """
+    tensors = [start for start in starts if "shape" in start.meta]
+    from_others = _closure(_others(graph, starts), graph) - _closure(starts, graph)
+    for node in [each for each in graph.nodes if each in from_others] if tensors else []:
+        if node.op == "call_function" and node.target is getattr and node.args[1:] == ("device",):
+            node.args = (tensors[0], "device")
 
 
 def _require_all(graph: Graph, starts: Collection[Node], requested: Collection[Node], names: Iterable[str]) -> None:

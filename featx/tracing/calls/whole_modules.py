@@ -139,7 +139,7 @@ class WholeModules:
         recorder = self._recorder
         self._note_call_inside(module)
         if recorder.hooks.are_run and has_forward_hooks(module):
-            recorder.opaque_call.ran.add(module)
+            recorder.opaque_call.note_run(module, args, kwargs)
             return forward(*args, **kwargs)
         result = self._result_of(module, args, kwargs)
         for collect in collecting_hooks(module):
@@ -182,7 +182,7 @@ class WholeModules:
     def _result_of(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Without its hooks: they are to run when the extractor does, and not before.
         recorder, opaque_call = self._recorder, self._recorder.opaque_call
-        opaque_call.ran.add(module)
+        opaque_call.note_run(module, args, kwargs)
         if not recorder.is_real:
             with torch._C.DisableTorchFunction():
                 # Layers of torch with weights, whose values are not known, write no input.

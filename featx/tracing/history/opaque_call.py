@@ -13,6 +13,9 @@ from torch import nn
 from featx.tracing.environment.generators import SharedGenerators
 from featx.tree import tensors_in
 
+# What nothing can write in place.
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
 
 class OpaqueCall:
     """What happens inside the call of a module, or a function, that is one node. There is one for each trace.
@@ -24,7 +27,8 @@ class OpaqueCall:
         has_untracked_writes: whether it may write memory without a new version of the tensor.
         asks_for_values: whether Python code inside may decide by values of tensors, or by random numbers of Python.
         asks_for_sizes: whether Python code inside asks a tensor for something else than a tensor.
-        ran: the modules whose forward ran.
+        ran: the modules whose forward ran, each with the places and names at which it was given
+            something that may be written.
     """
 
     def __init__(self) -> None:
@@ -39,8 +43,14 @@ class OpaqueCall:
     def _forget(self) -> None:
         self.draws = self.writes_model = self.has_untracked_writes = False
         self.asks_for_values = self.asks_for_sizes = False
-        self.ran: set[nn.Module] = set()
+        self.ran: dict[nn.Module, set[int | str]] = {}
         self.written: set[int] = set()
+
+    def note_run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take note that the forward of a module inside runs, and which of its arguments are no plain values."""
+        given = self.ran.setdefault(module, set())
+        given.update(place for place, value in enumerate(args) if type(value) not in _PLAIN)
+        given.update(name for name, value in kwargs.items() if type(value) not in _PLAIN)
 
     @property
     def is_inside(self) -> bool:

@@ -55,20 +55,23 @@ class ArgumentUse:
         return self.always | self.sometimes
 
 
-def argument_use(function: Callable[..., Any], kind: type | None = None) -> ArgumentUse:
+def argument_use(
+    function: Callable[..., Any], kind: type | None = None, *, absent: frozenset[str] = frozenset()
+) -> ArgumentUse:
     """Return what `function`, and what it calls, may do with an argument. Without source: anything.
 
-    Followed is what `functions_reached` gives. O(code that can be reached); a second time O(1).
+    Its parameters in `absent` are given nothing. Followed is what `functions_reached` gives. O(code that can be
+    reached); a second time O(1).
     """
     plain = function_behind(getattr(function, "__func__", function))
     if plain is None:
         return ArgumentUse()
     # Not cached for a function made inside another one, whose variables may hold a model.
-    return (_read.__wrapped__ if "<locals>" in plain.__qualname__ else _read)(plain, kind)
+    return (_read.__wrapped__ if "<locals>" in plain.__qualname__ else _read)(plain, kind, absent)
 
 
 @lru_cache(maxsize=4096)
-def _read(function: FunctionType, kind: type | None) -> ArgumentUse:
+def _read(function: FunctionType, kind: type | None, absent: frozenset[str]) -> ArgumentUse:
     readers: dict[FunctionType, _Reader] = {}
     always: set[Line] = set()
     sometimes: set[Line] = set()
@@ -79,7 +82,7 @@ def _read(function: FunctionType, kind: type | None) -> ArgumentUse:
             sometimes.add((callee.__code__.co_filename, 0))
             is_returned = True
         else:
-            readers[callee] = _Reader(callee, definition, kind)
+            readers[callee] = _Reader(callee, definition, kind, absent if callee is function else frozenset())
     certain = _called_in_any_case(function, readers)
     for callee, reader in readers.items():
         for line, is_certain in reader.writes:
@@ -116,6 +119,7 @@ class _Reader:
         function: what is read.
         definition: its syntax.
         kind: the class of the module whose method it may be.
+        absent: its parameters that are given nothing.
 
     Attributes:
         writes: the lines at which an argument is written in place, and whether the code comes to each in any case.
@@ -123,7 +127,7 @@ class _Reader:
         returns_argument: whether the code may return an argument, a part of one, or something that holds one.
     """
 
-    def __init__(self, function: FunctionType, definition: Function, kind: type | None) -> None:
+    def __init__(self, function: FunctionType, definition: Function, kind: type | None, absent: frozenset[str]) -> None:
         self.writes: set[tuple[int, bool]] = set()
         self.calls: set[tuple[str, bool]] = set()
         self.returns_argument = False
@@ -133,7 +137,8 @@ class _Reader:
         self._by_option = False
         self._ever: set[str] = set()
         self._inner: list[Function] = []
-        self._parts = _arguments_of(definition, function.__annotations__) | {*function.__code__.co_freevars}
+        arguments = _arguments_of(definition, function.__annotations__) - absent
+        self._parts = arguments | {*function.__code__.co_freevars}
         # Its variables for lists and dicts that it has made, and those into which it has put a part of an argument.
         self._containers: set[str] = set()
         self._filled: set[str] = set()
@@ -381,6 +386,11 @@ def _captures(pattern: ast.pattern) -> set[str]:
 
 
 def _arguments_of(definition: Function, annotations: Mapping[str, Any]) -> set[str]:
-    """Return the names of those arguments that may be tensors."""
+    """Return the names of those arguments that may be tensors: not those with an int or a truth value as default."""
     plain = {name for name, annotation in annotations.items() if _is_plain(annotation)}
-    return Parameters(definition).every - plain - {"self", "cls"}
+    parameters = Parameters(definition)
+    defaults = parameters.defaults.items()
+    plain |= {
+        name for name, default in defaults if isinstance(default, ast.Constant) and isinstance(default.value, int)
+    }
+    return parameters.every - plain - {"self", "cls"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,17 +17,18 @@ from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.source_writes.argument_use import argument_use
 
 
-def module_may_write_more(module: nn.Module, ran: Collection[nn.Module]) -> bool:
+def module_may_write_more(module: nn.Module, ran: Mapping[nn.Module, Collection[int | str]]) -> bool:
     """Say whether a module, or one inside it, may write an input that it did not write in the call in which `ran` ran.
 
-    Code under conditions may, also where it wrote something: in another call it may write another input. O(modules
-    inside), and code that is new.
+    Code under conditions may, also where it wrote something: in another call it may write another input. An argument
+    that was None is taken to be None in another call too, such as the cache of an encoder. O(modules inside), and code
+    that is new.
 
     Args:
         module: what was called.
-        ran: the modules whose `forward` ran.
+        ran: the modules whose `forward` ran, each with the places and names of arguments that were no plain values.
     """
-    return any(_may_write_more(inner, inner in ran) for inner in modules_of(module))
+    return any(_may_write_more(inner, ran.get(inner)) for inner in modules_of(module))
 
 
 def function_may_write_more(function: Callable[..., Any]) -> bool:
@@ -49,7 +50,9 @@ def can_return_input(called: Any) -> bool:
     return isinstance(called, torch.jit.ScriptFunction) or argument_use(called).is_returned
 
 
-def _may_write_more(module: nn.Module, has_run: bool) -> bool:
+def _may_write_more(module: nn.Module, given: Collection[int | str] | None) -> bool:
+    """Say so of one module; `given` is None where it did not run."""
+    has_run = given is not None
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     if hooks and any(map(_hook_may_write, hooks)):  # they do not run in such a call
         return True
@@ -57,8 +60,21 @@ def _may_write_more(module: nn.Module, has_run: bool) -> bool:
         return not has_run and bool(module.__dict__.get("inplace"))
     if isinstance(module, torch.jit.ScriptModule):
         return _has_conditional_writes(module)
-    use = argument_use(forward_of(module), type(module))
+    forward = forward_of(module)
+    use = argument_use(forward, type(module), absent=_absent(forward, given) if has_run else frozenset())
     return bool(use.sometimes if has_run else use.lines)
+
+
+def _absent(forward: Callable[..., Any], given: Collection[int | str]) -> frozenset[str]:
+    """Return the parameters of a forward method with None as their default that were given nothing else."""
+    parameters = inspect.signature(forward).parameters
+    if any(isinstance(each, str) and each not in parameters for each in given):  # what decorates it may rename it
+        return frozenset()
+    return frozenset(
+        name
+        for place, (name, each) in enumerate(parameters.items(), start=-1)  # without self
+        if each.default is None and place not in given and name not in given
+    )
 
 
 def _hook_may_write(hook: Callable[..., Any]) -> bool:
