@@ -227,7 +227,7 @@ def test_function_that_returns_what_is_new_is_told_apart(function: Any) -> None:
 
 
 class WithCache(nn.Module):
-    def forward(self, x: torch.Tensor, cache: Any = None, steps=2) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: Any = None, steps: Any = 2) -> torch.Tensor:
         if cache is not None:
             cache.is_updated[0] = True
         if x.shape[0] > 1:
