@@ -87,6 +87,8 @@ FOLLOWED: dict[str, Function] = {
     "two of them": lambda x: x * (np.array(x.shape[1:3]) * np.array(x.shape[2:4])).tolist()[0],
     "a ratio": lambda x: x * (np.array(x.shape) / 7).tolist()[1],
     "rows of sizes": lambda x: x * (np.array([x.shape[:2], x.shape[1:3]]) // 2).tolist()[1][0],
+    "a dtype of Python": lambda x: x * np.array(x.shape, dtype=int).tolist()[1],
+    "an array of an array": lambda x: x * np.asarray(np.array(x.shape), np.float64).tolist()[1],
     "a copy": lambda x: x * np.array(x.shape).copy().tolist()[1],
     "a part by a traced index": lambda x: x * np.array(x.shape)[x.dim() - 3 :].tolist()[0],
     "the class": lambda x: x * 2 if isinstance(np.array(x.shape), np.ndarray) else x,
@@ -108,6 +110,12 @@ READ: dict[str, Function] = {
     "another dtype": lambda x: x * float(np.array(x.shape).astype(np.int8)[1]),
     "wraps": lambda x: x * float((np.array(x.shape).astype(np.int8) * np.int8(20))[1]),
     "made of another dtype": lambda x: x * (np.array(x.shape, np.int8) * np.int8(20)).tolist()[1],
+    "a decision about an array of another dtype": lambda x: (
+        x * 2 if np.asarray(x.shape, dtype=np.float32).sum() == sum(SHAPES[3]) else x
+    ),
+    "a decision about an array of arrays": lambda x: (
+        x * 2 if np.array([np.array(x.shape), np.array(x.shape)]).sum() == 2 * sum(SHAPES[3]) else x
+    ),
     "beside floats": lambda x: x * np.array([x.shape[1], 0.5]).tolist()[0],
     "zero": lambda x: x * (np.array([7, 7]) // np.array([x.shape[1] - 16, 1])).tolist()[0],
     "a number alone": lambda x: x * float(np.array(x.shape[1])),

@@ -8,11 +8,11 @@ disguised.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy
 
-from featx.tracing.guards.scalars import TracedNumber, pinned, plain_number, plain_numbers, shown_number
+from featx.tracing.guards.scalars import TracedNumber, pin_all, pinned, plain_number, plain_numbers, shown_number
 from featx.tree import tree_leaves, tree_map
 
 # Universal functions that do with the items of arrays of objects what they do with arrays of int64 and float64.
@@ -26,6 +26,14 @@ _DIVISIONS = frozenset({"floor_divide", "remainder", "divide"})
 # What `any` and `all` do.
 _OF_TRUTH = frozenset({"logical_or", "logical_and"})
 _KINDS = {"i": int, "f": float}
+# What tells nothing of the items of an array; `view` gives a new array, and `any` and `all` call a universal function.
+_OF_FORM = frozenset(
+    {"shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides", "flags", "setflags", "view", "any", "all"}
+)
+_CONVERTING = (
+    "__int__", "__float__", "__index__", "__complex__", "__bool__", "__array__", "__array_interface__", "__repr__",
+    "__str__", "__format__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__",
+)  # fmt: skip
 
 
 class TracedArray(numpy.ndarray):
@@ -39,8 +47,10 @@ class TracedArray(numpy.ndarray):
     _before: bytes
 
     def __array_finalize__(self, obj: Any) -> None:
-        """Know nothing of the numbers of a new view or copy."""
+        """Know nothing of the numbers of a new array; fix those of an array of which C code has made it."""
         self.numbers = None
+        if type(obj) is TracedArray:
+            fixed(obj)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -56,25 +66,26 @@ class TracedArray(numpy.ndarray):
             inputs = (_as_plain(self != 0), *inputs[1:])
         if followed is not None:
             return followed
-        return _as_plain(getattr(ufunc, method)(*map(_fixed, inputs), **tree_map(_fixed, kwargs)))
+        return _as_plain(getattr(ufunc, method)(*map(fixed, inputs), **tree_map(fixed, kwargs)))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Ask whether any or all numbers are others than zero, and fix them for other functions of numpy."""
         if func in (numpy.any, numpy.all) and args and args[0] is self and _numbers_of(self) is not None:
             return func(_as_plain(self != 0), *args[1:], **kwargs)
-        return func(*tree_map(_fixed, args), **tree_map(_fixed, kwargs))
+        return func(*tree_map(fixed, args), **tree_map(fixed, kwargs))
 
     def __getitem__(self, key: Any) -> Any:
         """Return the array of some of the numbers, or one of them, which is fixed: it is a number of numpy."""
-        key = plain_number(key) if isinstance(key, TracedNumber) else key
+        key = tree_map(fixed, plain_numbers(key))
         numbers = _numbers_of(self)
-        item = super().__getitem__(key)
         if numbers is None:
-            return item
-        found = numbers[key]
+            return fixed(self)[key]
+        item, found = _as_plain(self)[key], numbers[key]
         if isinstance(found, numpy.ndarray):
-            return _with_numbers(cast(Any, item), found)
-        return type(item)(pinned(found)) if isinstance(found, TracedNumber) else item
+            return _with_numbers(item.view(TracedArray), found)
+        if isinstance(found, TracedNumber):
+            pinned(found)
+        return item
 
     def __iter__(self) -> Any:
         return (self[index] for index in range(len(self)))
@@ -82,32 +93,68 @@ class TracedArray(numpy.ndarray):
     def tolist(self) -> Any:
         """Return the numbers as those of Python."""
         numbers = _numbers_of(self)
-        return super().tolist() if numbers is None else _each(_of_python, numbers).tolist()
+        return fixed(self).tolist() if numbers is None else _each(_of_python, numbers).tolist()
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         """Convert the numbers, to `int` or `float`."""
         numbers = _numbers_of(self)
         kind = _KINDS.get(numpy.dtype(dtype).kind)
         if numbers is None or args or kwargs or kind is None or numpy.dtype(dtype) != numpy.dtype(kind):
-            return _fixed(self).astype(dtype, *args, **kwargs)
+            return fixed(self).astype(dtype, *args, **kwargs)
         return array_of(_each(lambda number: _converted(kind, number), numbers))
 
     def copy(self, *args: Any, **kwargs: Any) -> Any:
         """Return a copy with the same numbers."""
         numbers = _numbers_of(self)
-        return super().copy(*args, **kwargs) if numbers is None else array_of(numbers.copy())
+        return fixed(self).copy(*args, **kwargs) if numbers is None else array_of(numbers.copy())
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the same numbers in another shape."""
+        numbers, shape = _numbers_of(self), plain_numbers(shape)
+        if numbers is None:
+            return fixed(self).reshape(*shape, **kwargs)
+        array = _as_plain(self).reshape(*shape, **kwargs)
+        return _with_numbers(array.view(TracedArray), numbers.reshape(*shape, **kwargs))
+
+
+def _define_fixing(name: str) -> None:
+    """Let a method or property of arrays that is not followed fix the numbers."""
+    known: Any = getattr(numpy.ndarray, name)
+    if callable(known):
+        setattr(TracedArray, name, lambda self, *args, **kwargs: known(fixed(self), *args, **kwargs))
+    else:
+        setattr(TracedArray, name, property(lambda self: known.__get__(fixed(self)), known.__set__))
+
+
+for _name in (*dir(numpy.ndarray), *_CONVERTING):
+    if (_name[0] != "_" or _name in _CONVERTING) and _name not in {*vars(TracedArray), *_OF_FORM}:
+        _define_fixing(_name)
 
 
 def make_array(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer `numpy.array` and `numpy.asarray`: follow the traced numbers in a list or tuple of numbers of one type."""
-    given = args[0] if len(args) == 1 and not kwargs else None
-    leaves = list(tree_leaves(given)) if isinstance(given, (tuple, list)) else []
+    """Answer `numpy.array` and `numpy.asarray`: follow the numbers in a list or tuple, if they are of one type."""
+    leaves = list(tree_leaves((args, kwargs)))
+    if not any(isinstance(leaf, (TracedNumber, TracedArray)) for leaf in leaves):
+        return function(*args, **kwargs)
+    given, dtype = (*args, kwargs.get("dtype"), None)[:2]
+    is_plain = len(args) + len(kwargs) == 1 + (dtype is not None)
+    if is_plain and isinstance(given, TracedArray) and _numbers_of(given) is not None:
+        array = given if function.__name__ == "asarray" else given.copy()
+    else:
+        array = _of_items(given) if is_plain and isinstance(given, (tuple, list)) else None
+    if array is None:
+        pin_all(leaves)
+        return function(*tree_map(fixed, plain_numbers(args)), **tree_map(fixed, plain_numbers(kwargs)))
+    return array if dtype is None else array.astype(dtype)
+
+
+def _of_items(given: Any) -> Any:
+    """Return an array of the numbers in a list or tuple; None where they are of several types."""
+    leaves = list(tree_leaves(given))
     kinds = {kind for leaf in leaves for kind in (int, float, object) if _is_of(kind, leaf)}
-    if len(kinds) != 1 or object in kinds or not any(isinstance(leaf, TracedNumber) for leaf in leaves):
-        return function(*args, **kwargs)
-    plain = function(plain_numbers(given))
-    if plain.size != len(leaves):
-        return function(*args, **kwargs)
+    plain = numpy.array(plain_numbers(given)) if len(kinds) == 1 and object not in kinds else None
+    if plain is None or plain.size != len(leaves):
+        return None
     numbers = numpy.empty(len(leaves), object)
     for index, leaf in enumerate(leaves):
         numbers[index] = leaf
@@ -123,20 +170,20 @@ def array_of(numbers: Any) -> Any:
 def _with_numbers(array: TracedArray, numbers: Any) -> Any:
     if not any(isinstance(number, TracedNumber) for number in numbers.flat):
         return _as_plain(array)
-    array.numbers, array._before = numbers, array.tobytes()
+    array.numbers, array._before = numbers, _as_plain(array).tobytes()
     return array
 
 
 def _numbers_of(array: TracedArray) -> Any:
-    """Return the numbers in an array; None where they are not known: it was written, or no trace follows them."""
+    """Return the numbers in an array; None where it was written, or where no trace follows them."""
     numbers = array.numbers
-    if numbers is None or array._before != array.tobytes():
+    if numbers is None or array._before != _as_plain(array).tobytes():
         return None
     is_recording = any(isinstance(number, TracedNumber) and number.trace.is_recording() for number in numbers.flat)
     return numbers if is_recording else None
 
 
-def _fixed(value: Any) -> Any:
+def fixed(value: Any) -> Any:
     """Return an array as a plain one with the same memory, and fix its numbers; and anything else as it is."""
     if not isinstance(value, TracedArray):
         return value

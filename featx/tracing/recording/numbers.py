@@ -305,6 +305,12 @@ class Numbers:
             return self._convert(function, args, kwargs)
         return self._math(function, args, kwargs)
 
+    def fixed_array(self, array: Any) -> Any:
+        """Return an array of numpy as a plain one, and fix the traced numbers in it."""
+        from featx.tracing.recording.number_arrays import fixed
+
+        return fixed(array)
+
     def _math(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder
         arguments, keywords = recorder.create_args(args), recorder.create_kwargs(kwargs)
@@ -397,8 +403,9 @@ def _holds_disguised(values: Iterable[Any]) -> bool:
 def is_of_numbers(function: Callable[..., Any]) -> bool:
     """Say whether a function is one that `Numbers.call` calls."""
     is_of_math = isinstance(function, BuiltinFunctionType) and function in _OF_MATH
-    is_of_python = any(function is each for each in (range, min, max, int, float))
-    return is_of_math or is_of_python or is_array_constructor(function) or makes_array_of_items(function)
+    return (
+        is_of_math or is_array_constructor(function) or any(function is each for each in (range, min, max, int, float))
+    )
 
 
 def _extreme_of_mixed(function: Callable[..., Any], items: tuple[Any, ...]) -> Any:
