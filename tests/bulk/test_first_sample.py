@@ -131,6 +131,7 @@ def refused(*numbers: int) -> list[torch.Tensor]:
     return [value - 2.0 * (number in numbers) for number, value in enumerate(VALUES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_extractor", [True, False])
 @pytest.mark.parametrize("numbers", [(0,), (0, 1, 2, 17), (5,)])
 def test_a_sample_for_which_the_model_raises_is_a_failure_also_in_the_first_place(

@@ -100,6 +100,7 @@ def test_damaged_bytes_are_an_error(table: featx.FeatureTable) -> None:
     assert not featx.verify(file.parent).is_complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "count", "groups"),
     [

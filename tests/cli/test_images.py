@@ -68,6 +68,7 @@ def test_of_transformers(photo: Path, tmp_path: Path, kind: str, size: int | Non
     assert torch.equal(made(photo, None, f"hf:{tmp_path / 'model'}", size), expected)
 
 
+@pytest.mark.slow
 def test_side_of_a_model_of_transformers_without_a_processor(photo: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -427,6 +427,7 @@ def test_probabilities_in_a_symbolic_trace_are_refused_with_the_way_out() -> Non
         featx.create_feature_extractor(Model().eval(), ["attention.probabilities"], tracer="symbolic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_masked_first", [False, True])
 def test_probabilities_alone_of_a_module_of_torch_for_batches_with_a_mask_and_without(is_masked_first: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

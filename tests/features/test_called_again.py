@@ -128,6 +128,7 @@ def last_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return seen[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("make", MODELS)
 def test_the_last_call_is_that_of_the_input(make: Callable[[], nn.Module], adaptive: bool) -> None:

@@ -34,6 +34,7 @@ def test_what_comes_behind_an_edit_is_described(edit: Any, resnet: nn.Module) ->
     assert torch.equal(pooled(X)["c"], extractor(X)["layer2"].mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_maps_of_as_many_channels_as_places_have_channels() -> None:
     transformers: Any = pytest.importorskip("transformers")
     config = transformers.LevitConfig(
@@ -43,6 +44,7 @@ def test_maps_of_as_many_channels_as_places_have_channels() -> None:
     assert backbone.channels == [2, 4, 8, 16, 24]
 
 
+@pytest.mark.slow
 def test_heads_of_attention_are_no_map() -> None:
     vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, embed_dim=48, num_heads=3).eval()
     info = featx.create_feature_extractor(vit, ["blocks.0.attn.q_norm", "blocks.0"]).feature_info
@@ -54,6 +56,7 @@ def test_heads_of_attention_are_no_map() -> None:
         featx.create_feature_extractor(vit, {"blocks.0.attn.q_norm": Feature("q", pool="avg")})
 
 
+@pytest.mark.slow
 def test_a_module_that_fused_attention_does_without() -> None:
     vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, embed_dim=48, num_heads=3).eval()
     words = r"attention is fused there, and does without that module; ask for 'blocks\.1\.attn\.probabilities'"
@@ -152,6 +155,7 @@ class OfTorch(nn.Module):
         return self.encoder(torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1))[:, 0]
 
 
+@pytest.mark.slow
 def test_layers_in_a_stack_of_torch_are_blocks() -> None:
     model, seen = OfTorch().eval(), dict[str, torch.Tensor]()
     backbone = featx.create_backbone(model, blocks=(1, 3), example_inputs=X)

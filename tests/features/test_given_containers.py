@@ -476,6 +476,7 @@ class GivesListAndDict(nn.Module):
         return self.mixes({"a": a, "b": y}) * 2
 
 
+@pytest.mark.slow
 def test_what_calls_leave_is_checked_by_each_kind_of_code(tmp_path: Path) -> None:
     x = torch.rand(2, 4)
     extractor = featx.create_feature_extractor(GivesListAndDict().eval(), ["fuses", "output"], example_inputs=x)

@@ -60,6 +60,7 @@ def test_one_of_the_user_may_keep_something_that_others_read_and_runs() -> None:
     assert "image.conv.weight" in extractor.state_dict()
 
 
+@pytest.mark.slow
 def test_the_vision_tower_is_left_out_of_the_text_features_of_clip() -> None:
     transformers = pytest.importorskip("transformers")
     common = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

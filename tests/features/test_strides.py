@@ -39,6 +39,7 @@ def test_a_backbone_of_inception_has_all_maps_of_an_image_that_is_not_square(inc
     assert backbone.channels == [288, 768, 2048]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", SIDES)
 def test_strides_of_convolutions_without_padding_are_the_products_of_theirs(sides: tuple[int, int]) -> None:
     alexnet = torchvision.models.alexnet(weights=None).features.eval()  # strides 4, 2, 2, 2
@@ -47,6 +48,7 @@ def test_strides_of_convolutions_without_padding_are_the_products_of_theirs(side
     assert strides_of(squeezenet, ["0", "2", "6", "11"], *sides) == [2, 4, 8, 16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", [*SIDES, (95, 63)])
 def test_layers_that_round_down_have_the_strides_that_timm_declares(sides: tuple[int, int]) -> None:
     model = timm.create_model("vgg11", pretrained=False, num_classes=0).eval()

@@ -145,6 +145,7 @@ def test_an_error_of_the_model_itself_is_raised() -> None:
         featx.get_graph_node_names(Detector().eval(), example_inputs=torch.rand(2, 4, 16, 16))
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_them_too(tmp_path: Any) -> None:
     source = "import torch\nfrom test_unfollowed_ends import Detector\n\ndef build():\n    return Detector().eval()\n"
     (tmp_path / "built.py").write_text(source)

@@ -97,6 +97,7 @@ BY_DTYPE: dict[str, Make] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("name", BY_DTYPE)
 def test_a_table_stays_in_the_dtype_of_the_first_call(name: str, adaptive: bool) -> None:
