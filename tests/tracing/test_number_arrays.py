@@ -118,6 +118,8 @@ READ: dict[str, Function] = {
     ),
     "beside floats": lambda x: x * np.array([x.shape[1], 0.5]).tolist()[0],
     "zero": lambda x: x * (np.array([7, 7]) // np.array([x.shape[1] - 16, 1])).tolist()[0],
+    "wrapped round": lambda x: x * float((np.array(x.shape) * 10**18).tolist()[1] % 1000),
+    "a product that is large": lambda x: x * float((np.array(x.shape) * 2**30 * 2**30).tolist()[1] % 1000),
     "a number alone": lambda x: x * float(np.array(x.shape[1])),
     "reshaped": lambda x: x * np.array(x.shape).reshape(2, 2).tolist()[0][1],
     "a decision about an item": lambda x: x * 2 if np.array(x.shape)[1] > 18 else x,

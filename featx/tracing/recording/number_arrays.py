@@ -26,6 +26,8 @@ _DIVISIONS = frozenset({"floor_divide", "remainder", "divide"})
 # What `any` and `all` do.
 _OF_TRUTH = frozenset({"logical_or", "logical_and"})
 _KINDS = {"i": int, "f": float}
+# Ints of more are not followed. Inputs that are a thousand times larger in each dimension give less than 2**63.
+_MOST = 2**31
 # What tells nothing of the items of an array; `view` gives a new array, and `any` and `all` call a universal function.
 _OF_FORM = frozenset(
     {"shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides", "flags", "setflags", "view", "any", "all"}
@@ -209,7 +211,19 @@ def _computed(ufunc: Any, inputs: tuple[Any, ...]) -> Any:
         return None  # numpy warns, and Python raises
     if ufunc.__name__ in _COMPARISONS:
         return numpy.asarray(ufunc(*operands), bool)
-    return array_of(numpy.asarray(ufunc(*operands), object)) if ufunc.__name__ in _ARITHMETIC else None
+    if ufunc.__name__ not in _ARITHMETIC or not _stay_small(ufunc, operands):
+        return None
+    return array_of(numpy.asarray(ufunc(*operands), object))
+
+
+def _stay_small(ufunc: Any, operands: list[Any]) -> bool:
+    """Say whether ints are so small that the same is no larger than an int64 of numpy for inputs of any size.
+
+    Numpy wraps round, and Python does not.
+    """
+    plain = [_each(plain_number, operand) for operand in operands]
+    found = numpy.asarray(ufunc(*plain), object)
+    return all(abs(item) < _MOST for each in (*plain, found) for item in each.flat if isinstance(item, int))
 
 
 def _as_objects(value: Any) -> Any:
