@@ -17,7 +17,6 @@ from featx.tracing.environment.generators import SETS_GENERATOR
 from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.history.lineage import source_node
-from featx.tracing.objects.arrays import makes_array_of_items
 from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
@@ -82,8 +81,6 @@ class FunctionCalls:
                 pass
         if is_inside:
             return function(*args, **kwargs)
-        if makes_array_of_items(function):
-            return self._recorder.numbers.call(function, args, kwargs)
         is_conversion = function is int or function is float
         is_followed = self._recorder.is_followed((*tree_leaves(args), *tree_leaves(kwargs)))
         if not (is_followed or (is_conversion and self._recorder.is_of_graph(args))):

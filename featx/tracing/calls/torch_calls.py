@@ -131,7 +131,7 @@ class TorchCalls:
         if name in _OF_ARRAYS and args:
             args = (array_of_scalar(args[0]), *args[1:])
         if args and is_array_of_numbers(args[0]):
-            args, made = (recorder.numbers.fixed_array(args[0]), *args[1:]), None
+            made = None
             if name in _OF_ARRAYS:
                 made = recorder.numbers.arrays.as_tensor(args[0], is_shared=function is not torch.tensor)
             if made is None and function is torch.as_tensor:

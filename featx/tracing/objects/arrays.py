@@ -16,14 +16,11 @@ _NUMBERS = "biufc"
 _AS_OF_PYTHON = frozenset({"bool", "int64", "float64"})
 # Functions of numpy that make arrays of plain arguments alone. What is in an array of `empty` follows from nothing.
 _CONSTRUCTORS = ("zeros", "ones", "full", "linspace", "arange")
-# Those that make arrays of the numbers in lists and tuples.
-_OF_ITEMS = ("array", "asarray")
 
 
 def is_array(value: object) -> bool:
     """Say whether a value is an array of numpy."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and value.__class__ is numpy.ndarray
+    return type(value).__name__ == "ndarray" and hasattr(value, "tobytes")
 
 
 def is_array_of_numbers(value: Any) -> bool:
@@ -48,27 +45,15 @@ def array_of_scalar(value: Any) -> Any:
 
 def array_constructors() -> dict[str, Any]:
     """Return the functions of numpy that make arrays of sizes, by name; none where numpy is not loaded."""
-    return _functions_of_numpy((*_CONSTRUCTORS, *_OF_ITEMS))
-
-
-def _functions_of_numpy(names: tuple[str, ...]) -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
-    return {} if numpy is None else {name: original_of(vars(numpy)[name]) for name in names}
+    return {} if numpy is None else {name: original_of(vars(numpy)[name]) for name in _CONSTRUCTORS}
 
 
 def is_array_constructor(function: Any) -> bool:
-    """Say whether a function is one of `array_constructors` whose arguments are plain numbers."""
-    return _is_one_of(_CONSTRUCTORS, function)
-
-
-def makes_array_of_items(function: Any) -> bool:
-    """Say whether a function is one of `array_constructors` that takes a list or a tuple of numbers."""
-    return _is_one_of(_OF_ITEMS, function)
-
-
-def _is_one_of(names: tuple[str, ...], function: Any) -> bool:
-    name = getattr(function, "__name__", None)
-    return name in names and _functions_of_numpy(names)[name] is function
+    """Say whether a function is one of `array_constructors`."""
+    return getattr(function, "__name__", None) in _CONSTRUCTORS and any(
+        function is each for each in array_constructors().values()
+    )
 
 
 def tensor_of(array: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ from featx.tracing.guards.scalars import (
     traced_number,
 )
 from featx.tracing.history.lineage import Origin, source_node
-from featx.tracing.objects.arrays import is_array_constructor, is_scalar_of_numpy, makes_array_of_items
+from featx.tracing.objects.arrays import is_array_constructor, is_scalar_of_numpy
 from featx.tracing.recording.size_arrays import SizeArrays
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.size_caches import SizeCaches
@@ -293,10 +293,6 @@ class Numbers:
         """Call `range`, `min`, `int` or another function that would convert numbers in C; see `is_of_numbers`."""
         if is_array_constructor(function):
             return self.arrays.make(function, args, kwargs)
-        if makes_array_of_items(function):
-            from featx.tracing.recording.number_arrays import make_array
-
-            return make_array(function, args, kwargs)
         if function is range:
             return self._range(args)
         if function is min or function is max:
@@ -304,12 +300,6 @@ class Numbers:
         if function is int or function is float:
             return self._convert(function, args, kwargs)
         return self._math(function, args, kwargs)
-
-    def fixed_array(self, array: Any) -> Any:
-        """Return an array of numpy as a plain one, and fix the traced numbers in it."""
-        from featx.tracing.recording.number_arrays import fixed
-
-        return fixed(array)
 
     def _math(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder

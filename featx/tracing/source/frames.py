@@ -28,10 +28,7 @@ _DISPATCHING = (
     torch.functional.__file__,
     torch.Tensor.split.__code__.co_filename,
 )
-_FILES_OF_NUMBERS = tuple(
-    os.path.join(*parts)
-    for parts in (("guards", "scalars.py"), ("recording", "numbers.py"), ("recording", "number_arrays.py"))
-)
+_FILES_OF_NUMBERS = (os.path.join("guards", "scalars.py"), os.path.join("recording", "numbers.py"))
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 
 
