@@ -251,6 +251,15 @@ def advice_for_draws(model: object) -> str:
     return ""
 
 
+def passes_arguments_on(decorated: Any) -> bool:
+    """Say whether what decorates a function is of transformers, and gives it the arguments that it is given.
+
+    `deprecate_kwarg` gives them other names, and the others set options.
+    """
+    namespace = getattr(decorated, "__globals__", {})
+    return str(namespace.get("__name__")).startswith("transformers.utils.")
+
+
 def may_check_types() -> bool:
     """Say whether a library is loaded whose type checks draw from Python's generator: beartype."""
     return "beartype" in sys.modules

@@ -227,12 +227,10 @@ def test_function_that_returns_what_is_new_is_told_apart(function: Any) -> None:
 
 
 class WithCache(nn.Module):
-    def forward(self, x: torch.Tensor, cache: Any = None, steps: Any = 2) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: Any = None) -> torch.Tensor:
         if cache is not None:
             cache.is_updated[0] = True
-        if x.shape[0] > 1:
-            steps //= 2
-        return x * steps
+        return x
 
 
 def test_argument_that_is_given_nothing_is_not_written() -> None:
@@ -280,3 +278,104 @@ def test_module_may_write_what_it_was_given(kind: type[nn.Module], cache: Any, m
     call.note_run(model, (torch.ones(2),), {})
     call.note_run(model.inner, (torch.ones(2),), {"cache": cache})
     assert module_may_write_more(model, call.ran) is may_write
+
+
+class OfSteps(nn.Module):
+    """A method with an int as default, as that of T5 for the buckets of relative positions."""
+
+    steps = 3
+
+    def forward(self, x: torch.Tensor, count: Any = 2) -> Any:
+        return x * self.halved(x, count=self.steps)
+
+    def halved(self, x: torch.Tensor, count: Any = 2) -> Any:
+        if x.shape[0] > 1:
+            count //= 2
+        return count
+
+
+class OfTensors(OfSteps):
+    def forward(self, x: torch.Tensor, count: Any = 2) -> Any:
+        return self.halved(x, count)
+
+
+class OfNamedTensors(OfSteps):
+    def forward(self, x: torch.Tensor, count: Any = 2) -> Any:
+        return self.halved(x, count=count)
+
+
+class OfManyTensors(OfSteps):
+    def forward(self, *x: torch.Tensor, count: Any = 2) -> Any:
+        return self.halved(*x)
+
+
+class NamesMethod(OfSteps):
+    def forward(self, x: torch.Tensor, count: Any = 2) -> Any:
+        call = self.halved
+        return self.halved(x, self.steps) + call(x, count)
+
+
+class Adds(nn.Module):
+    def forward(self, x: torch.Tensor, total: Any = 0) -> Any:
+        if x.shape[0] > 1:
+            total += x
+        return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "writes"),
+    [(OfSteps, 0), (OfTensors, 1), (OfNamedTensors, 1), (OfManyTensors, 1), (NamesMethod, 1), (Adds, 1)],
+)
+def test_argument_with_an_int_as_default_is_one_if_a_call_gives_one(kind: type[nn.Module], writes: int) -> None:
+    assert len(argument_use(kind.forward, kind).lines) == writes
+
+
+class Totals(nn.Module):
+    def forward(self, x: torch.Tensor, mask: Any = None, total: Any = None) -> torch.Tensor:
+        if x.sum() > 50:
+            total.add_(x)
+        return x * 2
+
+
+def _patched() -> nn.Module:
+    def forward(x: torch.Tensor, mask: Any = None, total: Any = None) -> torch.Tensor:
+        return Totals.forward(module, x, mask, total)
+
+    module = Totals()
+    module.forward = forward
+    return module
+
+
+def _hooked() -> nn.Module:
+    module = Totals()
+    module.register_forward_pre_hook(lambda module, args: (args[0], None, args[1]))
+    return module
+
+
+def _wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def forward(self: Any, x: torch.Tensor, total: Any) -> Any:
+        return function(self, x, None, total)
+
+    return forward
+
+
+class Wrapped(nn.Module):
+    @_wrapped
+    def forward(self, x: torch.Tensor, mask: Any = None, total: Any = None) -> torch.Tensor:
+        if x.sum() > 50:
+            total.add_(x)
+        return x * 2
+
+
+@pytest.mark.parametrize(("module", "is_third"), [(Totals(), True), (_patched(), True), (_hooked(), False)])
+def test_what_gives_other_arguments_to_forward_is_not_trusted(module: nn.Module, is_third: bool) -> None:
+    call, x = OpaqueCall(), torch.ones(2)
+    call.note_run(module, (x, None, x) if is_third else (x, x), {})
+    assert module_may_write_more(module, call.ran)
+
+
+def test_what_decorates_forward_is_not_trusted() -> None:
+    module, call, x = Wrapped(), OpaqueCall(), torch.ones(2)
+    call.note_run(module, (x, x), {})
+    assert module_may_write_more(module, call.ran)

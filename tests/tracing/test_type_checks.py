@@ -78,6 +78,24 @@ def test_draws_of_the_model_beside_them_are_refused() -> None:
         featx.create_feature_extractor(DrawsAsWell(), ["output"], example_inputs=torch.rand(2, 4))
 
 
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+def test_draws_of_a_module_that_is_kept_whole_beside_them_are_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.adds, self.noise, self.last = Adds(), Noise(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.noise(add([x, x])))
+
+    with pytest.raises(featx.TraceError, match="kept whole draws from a random generator of Python, from which type"):
+        featx.create_feature_extractor(Noisy(), ["output"], example_inputs=torch.rand(2, 4))
+
+
 def test_beside_a_profiler_they_are_refused() -> None:
     sys.setprofile(lambda frame, event, called: None)
     try:

@@ -84,6 +84,11 @@ class FinalChecks:
             raise UnsupportedSideEffect(
                 "forward draws from a random generator of Python or numpy without using a global name"
             )
+        if self._context.puts_back_draws and self._recorder.opaque_call.has_drawn_from_python:
+            raise UnsupportedSideEffect(
+                "a module that is kept whole draws from a random generator of Python, from which type checks draw too,",
+                advice="switch these checks off: BeartypeConf(strategy=BeartypeStrategy.O0)",
+            )
         if not self._context.checks_plain_values and self._context.caches.changed_plain_value() is not None:
             raise NeedsPlainValueChecks
         self._context.check_plain_values()

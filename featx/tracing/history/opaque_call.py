@@ -22,6 +22,7 @@ class OpaqueCall:
 
     Attributes:
         draws: whether it draws random numbers.
+        has_drawn_from_python: whether such a call of this run has drawn from a generator of Python or numpy.
         writes_model: whether it writes a tensor of the model.
         written: the memory of the tensors of the model that were seen to be written.
         has_untracked_writes: whether it may write memory without a new version of the tensor.
@@ -35,6 +36,7 @@ class OpaqueCall:
         # How many such calls the running code is inside.
         self._depth = 0
         self._generators: SharedGenerators | None = None
+        self.has_drawn_from_python = False
         # What kernels have computed inside of such calls from tensors of the graph, in a run for real, by id: a hook
         # may hand it out past the result. In other runs it is a stand-in that no recorded call returned.
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -104,7 +106,7 @@ class OpaqueCall:
 
     def note_draw(self) -> None:
         """Note that it draws from a generator of Python or numpy, which is put back afterwards."""
-        self.draws = self.asks_for_values = True
+        self.draws = self.asks_for_values = self.has_drawn_from_python = True
         self._generators = self._generators or SharedGenerators()
 
     def restore_generators(self) -> None:

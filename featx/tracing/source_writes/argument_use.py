@@ -55,6 +55,15 @@ class ArgumentUse:
         return self.always | self.sometimes
 
 
+@dataclass(frozen=True)
+class _Given:
+    """Where a call gives a part of an argument, and whether it gives `*args` or `**kwargs`."""
+
+    places: frozenset[int]
+    names: frozenset[str]
+    has_starred: bool
+
+
 def argument_use(
     function: Callable[..., Any], kind: type | None = None, *, absent: frozenset[str] = frozenset()
 ) -> ArgumentUse:
@@ -83,6 +92,10 @@ def _read(function: FunctionType, kind: type | None, absent: frozenset[str]) -> 
             is_returned = True
         else:
             readers[callee] = _Reader(callee, definition, kind, absent if callee is function else frozenset())
+    for callee, reader in list(readers.items()):
+        never_given = frozenset[str]() if callee is function else _never_given(callee, readers)
+        if never_given and reader.writes:
+            readers[callee] = _Reader(callee, reader.definition, kind, never_given)
     certain = _called_in_any_case(function, readers)
     for callee, reader in readers.items():
         for line, is_certain in reader.writes:
@@ -124,12 +137,15 @@ class _Reader:
     Attributes:
         writes: the lines at which an argument is written in place, and whether the code comes to each in any case.
         calls: the names of the functions and methods that are called, and whether the code comes to that in any case.
+        given: the calls by the name of what is called, each with where it is given a part of an argument.
         returns_argument: whether the code may return an argument, a part of one, or something that holds one.
     """
 
     def __init__(self, function: FunctionType, definition: Function, kind: type | None, absent: frozenset[str]) -> None:
         self.writes: set[tuple[int, bool]] = set()
         self.calls: set[tuple[str, bool]] = set()
+        self.given: list[tuple[str, _Given]] = []
+        self.definition = definition
         self.returns_argument = False
         self._function = function
         self._kind = kind
@@ -296,6 +312,7 @@ class _Reader:
 
     def _read_call(self, call: ast.Call) -> None:
         self.calls.add((name_called(call) or "", self._is_certain))
+        self.given.append((name_called(call) or "", self._given_by(call)))
         is_inplace = any(sets_inplace(each) and not _names_option(each.value) for each in call.keywords)
         written = [*written_by_call(call, self._function), *(call.args if is_inplace else ())]
         if any(map(self._is_part, written)):
@@ -307,6 +324,13 @@ class _Reader:
                     self._fill(container)
             case _:
                 pass
+
+    def _given_by(self, call: ast.Call) -> _Given:
+        return _Given(
+            frozenset(place for place, value in enumerate(call.args) if self._is_part(value)),
+            frozenset(each.arg for each in call.keywords if each.arg is not None and self._is_part(each.value)),
+            _has_starred(call.args) or any(each.arg is None for each in call.keywords),
+        )
 
     def _note(self, line: int) -> None:
         # `if self.inplace:`, `relu(x, inplace=inplace)`: an option of the module, and no condition.
@@ -386,11 +410,32 @@ def _captures(pattern: ast.pattern) -> set[str]:
 
 
 def _arguments_of(definition: Function, annotations: Mapping[str, Any]) -> set[str]:
-    """Return the names of those arguments that may be tensors: not those with an int or a truth value as default."""
+    """Return the names of those arguments that may be tensors."""
     plain = {name for name, annotation in annotations.items() if _is_plain(annotation)}
-    parameters = Parameters(definition)
+    return Parameters(definition).every - plain - {"self", "cls"}
+
+
+def _never_given(callee: FunctionType, readers: Mapping[FunctionType, _Reader]) -> frozenset[str]:
+    """Return parameters with an int as default for which no call gives a part of an argument.
+
+    None, where something else than a call names the function.
+    """
+    name, parameters = callee.__name__, Parameters(readers[callee].definition)
+    calls = [call for reader in readers.values() for called, call in reader.given if called == name]
+    mentions = sum(_mentions(reader.definition, name) for reader in readers.values())
+    if len(calls) != mentions or any(call.has_starred for call in calls):
+        return frozenset()
+    # A method may be called with or without its first parameter.
+    places = {place + shift for call in calls for place in call.places for shift in (0, 1)}
+    given = {each for place, each in enumerate(parameters.positional) if place in places}
+    given.update(*(call.names for call in calls))
     defaults = parameters.defaults.items()
-    plain |= {
-        name for name, default in defaults if isinstance(default, ast.Constant) and isinstance(default.value, int)
-    }
-    return parameters.every - plain - {"self", "cls"}
+    of_ints = {each for each, value in defaults if isinstance(value, ast.Constant) and isinstance(value.value, int)}
+    return frozenset(of_ints - given)
+
+
+def _mentions(definition: Function, name: str) -> int:
+    """Return how often code names a function or method."""
+    nodes = list(ast.walk(definition))
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    return len(named) + len([node for node in nodes if isinstance(node, ast.Attribute) and node.attr == name])

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from featx.ir.modules import modules_of
 from featx.ir.torch_layers import is_torch_layer
+from featx.libraries import passes_arguments_on
 from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.source_writes.argument_use import argument_use
 
@@ -61,20 +63,34 @@ def _may_write_more(module: nn.Module, given: Collection[int | str] | None) -> b
     if isinstance(module, torch.jit.ScriptModule):
         return _has_conditional_writes(module)
     forward = forward_of(module)
-    use = argument_use(forward, type(module), absent=_absent(forward, given) if has_run else frozenset())
+    use = argument_use(forward, type(module), absent=_absent(module, given) if has_run else frozenset())
     return bool(use.sometimes if has_run else use.lines)
 
 
-def _absent(forward: Callable[..., Any], given: Collection[int | str]) -> frozenset[str]:
-    """Return the parameters of a forward method with None as their default that were given nothing else."""
-    parameters = inspect.signature(forward).parameters
-    if any(isinstance(each, str) and each not in parameters for each in given):  # what decorates it may rename it
+def _absent(module: nn.Module, given: Collection[int | str]) -> frozenset[str]:
+    """Return the parameters of a forward method with None as their default that were given nothing else.
+
+    None, where something around it may give it other arguments.
+    """
+    parameters = inspect.signature(forward_of(module)).parameters
+    is_renamed = any(isinstance(each, str) and each not in parameters for each in given)
+    if is_renamed or "forward" in module.__dict__ or module._forward_pre_hooks or not _gets_as_given(type(module)):
         return frozenset()
     return frozenset(
         name
         for place, (name, each) in enumerate(parameters.items(), start=-1)  # without self
         if each.default is None and place not in given and name not in given
     )
+
+
+def _gets_as_given(kind: type[nn.Module]) -> bool:
+    """Say whether a forward method gets the arguments of a call as they are given, by name at most otherwise."""
+    forward: Any = kind.forward
+    while hasattr(forward, "__wrapped__"):
+        if not passes_arguments_on(forward):
+            return False
+        forward = forward.__wrapped__
+    return isinstance(forward, FunctionType)
 
 
 def _hook_may_write(hook: Callable[..., Any]) -> bool:
