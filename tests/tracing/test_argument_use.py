@@ -315,6 +315,20 @@ class NamesMethod(OfSteps):
         return self.halved(x, self.steps) + call(x, count)
 
 
+def half_of(x: torch.Tensor, count: Any = 2) -> Any:
+    if x.shape[0] > 1:
+        count //= 2
+    return count
+
+
+other_name = half_of
+
+
+class OtherName(OfSteps):
+    def forward(self, x: torch.Tensor, count: Any = 2) -> Any:
+        return other_name(x, count)
+
+
 class Adds(nn.Module):
     def forward(self, x: torch.Tensor, total: Any = 0) -> Any:
         if x.shape[0] > 1:
@@ -324,7 +338,15 @@ class Adds(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "writes"),
-    [(OfSteps, 0), (OfTensors, 1), (OfNamedTensors, 1), (OfManyTensors, 1), (NamesMethod, 1), (Adds, 1)],
+    [
+        (OfSteps, 0),
+        (OfTensors, 1),
+        (OfNamedTensors, 1),
+        (OfManyTensors, 1),
+        (NamesMethod, 1),
+        (OtherName, 1),
+        (Adds, 1),
+    ],
 )
 def test_argument_with_an_int_as_default_is_one_if_a_call_gives_one(kind: type[nn.Module], writes: int) -> None:
     assert len(argument_use(kind.forward, kind).lines) == writes

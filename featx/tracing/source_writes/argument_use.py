@@ -31,6 +31,7 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _BRANCHES = (ast.If, ast.Match, *_LOOPS, *_TRIES)
 # Methods that put what they are given into a container.
 _FILLING = frozenset("append appendleft extend insert setdefault update".split())
+_BINDING = ("staticmethod", "classmethod")
 _DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
@@ -418,12 +419,14 @@ def _arguments_of(definition: Function, annotations: Mapping[str, Any]) -> set[s
 def _never_given(callee: FunctionType, readers: Mapping[FunctionType, _Reader]) -> frozenset[str]:
     """Return parameters with an int as default for which no call gives a part of an argument.
 
-    None, where something else than a call names the function.
+    An empty set where something else than a call names the function, or calls it by another name, or decorates it.
     """
+    decorators = getattr(readers[callee].definition, "decorator_list", [])
     name, parameters = callee.__name__, Parameters(readers[callee].definition)
     calls = [call for reader in readers.values() for called, call in reader.given if called == name]
     mentions = sum(_mentions(reader.definition, name) for reader in readers.values())
-    if len(calls) != mentions or any(call.has_starred for call in calls):
+    is_decorated = any(not isinstance(each, ast.Name) or each.id not in _BINDING for each in decorators)
+    if not calls or len(calls) != mentions or is_decorated or any(call.has_starred for call in calls):
         return frozenset()
     # A method may be called with or without its first parameter.
     places = {place + shift for call in calls for place in call.places for shift in (0, 1)}

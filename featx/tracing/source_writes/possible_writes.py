@@ -70,7 +70,7 @@ def _may_write_more(module: nn.Module, given: Collection[int | str] | None) -> b
 def _absent(module: nn.Module, given: Collection[int | str]) -> frozenset[str]:
     """Return the parameters of a forward method with None as their default that were given nothing else.
 
-    None, where something around it may give it other arguments.
+    An empty set where something around it may give it other arguments.
     """
     parameters = inspect.signature(forward_of(module)).parameters
     is_renamed = any(isinstance(each, str) and each not in parameters for each in given)
