@@ -265,6 +265,16 @@ def may_check_types() -> bool:
     return "beartype" in sys.modules
 
 
+def advice_for_type_checks() -> str:
+    """Return what to do where such checks may draw, or "" where no such library is loaded."""
+    if not may_check_types():
+        return ""
+    return (
+        "if beartype draws which item of a list[Tensor] or tuple[Tensor, ...] it checks, switch that check off by "
+        "beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O0)), or give a hint without items, such as list"
+    )
+
+
 def checks_types(code: CodeType) -> bool:
     """Say whether code is a function of beartype around another one. It draws which item of a list it checks.
 

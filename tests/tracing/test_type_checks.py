@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 
 import pytest
 import torch
-from beartype import beartype
+from beartype import BeartypeConf, BeartypeStrategy, beartype
 from torch import Tensor, nn
 
 import featx
@@ -96,10 +97,21 @@ def test_draws_of_a_module_that_is_kept_whole_beside_them_are_refused() -> None:
         featx.create_feature_extractor(Noisy(), ["output"], example_inputs=torch.rand(2, 4))
 
 
-def test_beside_a_profiler_they_are_refused() -> None:
+def test_beside_a_profiler_they_are_refused_with_advice() -> None:
     sys.setprofile(lambda frame, event, called: None)
     try:
-        with pytest.raises(featx.TraceError, match="draws from a random generator of Python or numpy"):
+        with pytest.raises(featx.TraceError, match=r"if beartype draws .*BeartypeStrategy.O0"):
             featx.create_feature_extractor(Adds(), ["output"], example_inputs=torch.rand(2, 4))
     finally:
         sys.setprofile(None)
+
+
+def test_the_advice_does() -> None:
+    class Unchecked(Adds):
+        def forward(self, x: Tensor) -> Tensor:
+            return unchecked([self.layer(x), x])
+
+    unchecked = beartype(conf=BeartypeConf(strategy=BeartypeStrategy.O0))(inspect.unwrap(add))
+    x, model = torch.rand(2, 4), Unchecked()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    assert torch.equal(extractor(x)["output"], model(x))

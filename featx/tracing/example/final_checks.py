@@ -11,7 +11,7 @@ from typing import Any
 
 from featx.ir.node import Node
 from featx.ir.runtime_checks import is_runtime_check
-from featx.libraries import advice_for, may_check_types
+from featx.libraries import advice_for, advice_for_type_checks, may_check_types
 from featx.rebuilding import NO_VALUE
 from featx.tracing.calls.torch_calls import TorchCalls
 from featx.tracing.environment.generators import SharedGenerators
@@ -82,12 +82,13 @@ class FinalChecks:
             if generators.others_may_have_drawn():
                 raise ThreadInterference("a random generator of Python or numpy was drawn from")
             raise UnsupportedSideEffect(
-                "forward draws from a random generator of Python or numpy without using a global name"
+                "forward draws from a random generator of Python or numpy without using a global name",
+                advice=advice_for_type_checks(),
             )
         if self._context.puts_back_draws and self._recorder.opaque_call.has_drawn_from_python:
             raise UnsupportedSideEffect(
                 "a module that is kept whole draws from a random generator of Python, from which type checks draw too,",
-                advice="switch these checks off: BeartypeConf(strategy=BeartypeStrategy.O0)",
+                advice=advice_for_type_checks(),
             )
         if not self._context.checks_plain_values and self._context.caches.changed_plain_value() is not None:
             raise NeedsPlainValueChecks

@@ -28,8 +28,7 @@ class OpaqueCall:
         has_untracked_writes: whether it may write memory without a new version of the tensor.
         asks_for_values: whether Python code inside may decide by values of tensors, or by random numbers of Python.
         asks_for_sizes: whether Python code inside asks a tensor for something else than a tensor.
-        ran: the modules whose forward ran, each with the places and names at which it was given
-            something that may be written.
+        ran: the modules whose forward ran, each with the places and names of arguments that were no plain values.
     """
 
     def __init__(self) -> None:
