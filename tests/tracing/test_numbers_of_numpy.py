@@ -1,4 +1,4 @@
-"""Functions of numpy that forward calls with sizes: rounding and roots are followed, the rest fixes what it reads."""
+"""Functions of numpy that forward calls with sizes: those that give a number are followed, or fix what they read."""
 
 from __future__ import annotations
 
@@ -18,21 +18,75 @@ def pad(x: Tensor, right: int, below: int) -> Tensor:
     return nn.functional.pad(x, (0, right, 0, below))
 
 
+def flattened(x: Tensor) -> Tensor:
+    features = np.prod(x.shape[1:])
+    return x.reshape((x.shape[0], features))
+
+
+def features_of(x: Tensor) -> int:
+    return np.prod(x.shape[1:])  # pyright: ignore[reportReturnType]
+
+
+def asks_for_class(x: Tensor) -> int:
+    count = np.prod(x.shape[2:])
+    return 2 if isinstance(count, int) else 3
+
+
+def quiet(height: int) -> float:
+    with np.errstate(invalid="ignore"):
+        return float(np.sqrt(height - 100.0)) if height > 99 else 1.0
+
+
+def caught(height: int) -> float:
+    with np.errstate(invalid="raise"):
+        try:
+            return float(np.sqrt(height - 61.0))
+        except FloatingPointError:
+            return 0.5
+
+
 FOLLOWED: dict[str, Forward] = {
     "padded to a multiple": lambda x, h, w: pad(x, int(np.ceil(w / 8) * 8 - w), int(np.ceil(h / 8) * 8 - h)),
     "floor": lambda x, h, w: pad(x, int(np.floor(w / 5)), int(np.floor(h / 3))),
     "trunc": lambda x, h, w: pad(x, int(np.trunc(w / 5)), int(np.trunc(h / 3))),
     "rint": lambda x, h, w: pad(x, int(np.rint(w / 4)), int(np.rint(h / 4))),
     "divided by a root": lambda x, h, w: x / np.sqrt(h * w),
+    "logarithm": lambda x, h, w: pad(x, int(np.ceil(np.log2(w))), int(np.ceil(np.log2(h)))),
+    "power": lambda x, h, w: x * np.power(h, -0.5),
+    "maximum": lambda x, h, w: x * float(np.maximum(h, w)),
+    "difference": lambda x, h, w: x * int(np.abs(h - w)),
+    "product": lambda x, h, w: x.view(x.shape[0], np.prod(x.shape[1:])),
+    "product, converted": lambda x, h, w: x.view(-1, int(np.prod(x.shape[1:]))),
+    "product, in a name": lambda x, h, w: flattened(x),
+    "product, of a helper": lambda x, h, w: x.view(x.shape[0], features_of(x)),
+    "product, as a divisor": lambda x, h, w: x.sum((2, 3)) / np.prod(x.shape[2:]),
+    "product that wraps round": lambda x, h, w: x * float(np.prod(x.shape) * 10**16 % 1000),
+    "sum": lambda x, h, w: x * int(np.sum(x.shape)),
+    "largest": lambda x, h, w: x * int(np.max([h, w])),
+    "mean": lambda x, h, w: x * np.mean([h, w]),
+    "item": lambda x, h, w: pad(x, int(np.ceil(w / 8).item()), int((np.ceil(h / 8) * 2).item())),
+    "converted": lambda x, h, w: pad(x, int((np.ceil(w / 8) * 8).astype(np.int64) - w), 0),
+    "divided by zero": lambda x, h, w: x * float(np.prod([h, w]) // np.abs(h - 61)),
+    "a negative power": lambda x, h, w: x * float(np.sqrt(h) ** -2),
+    "not a number": lambda x, h, w: x * 2 if np.isnan(np.sqrt(h - 1000.0)) else x,
+    "times a number of numpy": lambda x, h, w: x * (np.float64(2.0) * h) / w,
+    "times an int of numpy": lambda x, h, w: x * float(np.int64(2) ** 40 * w * np.int64(2) ** 20 % 1000),
     "times a ratio": lambda x, h, w: np.ceil(h / 8) / np.floor(w / 4) * x,
 }
 READ: dict[str, Forward] = {
-    "logarithm": lambda x, h, w: pad(x, int(np.ceil(np.log2(w))), int(np.ceil(np.log2(h)))),
-    "item": lambda x, h, w: pad(x, int(np.ceil(w / 8).item()), int((np.ceil(h / 8) * 2).item())),
+    "an int, or not": lambda x, h, w: x * 2 if isinstance(np.prod(x.shape[2:]), int) else x * 3,
+    "an int of arithmetic, or not": lambda x, h, w: x * 2 if isinstance(np.int64(2) * h, int) else x * 3,
+    "an int, or not, in a name": lambda x, h, w: x * asks_for_class(x),
+    "product along a dimension": lambda x, h, w: x * float(np.prod([[h, w], [2, 3]], axis=0)[1]),
+    "product in another dtype": lambda x, h, w: x * float(np.prod([h, w], dtype=np.int8)),
+    "product of a tensor's items": lambda x, h, w: x * float(np.prod([h, 0.5])),
+    "number of 32 bits": lambda x, h, w: x * float(np.float32(0.1) * h),
+    "two results": lambda x, h, w: x * float(np.divmod(h, 7)[1]),
+    "settings of numpy": lambda x, h, w: x * quiet(h),
+    "in a try": lambda x, h, w: x * caught(h),
+    "a key": lambda x, h, w: x * {60: 2.0, 9: 3.0}.get(np.maximum(h, 2), 4.0),
     "times an array": lambda x, h, w: x * float((np.array([1.0, 2.0]) * h)[1]) / w,
-    "times a number of numpy": lambda x, h, w: x * (np.float64(2.0) * h) / w,
     "clip": lambda x, h, w: x * float(np.clip(h / w, 0.5, 2.0)),
-    "maximum": lambda x, h, w: x * float(np.maximum(h, w)),
     "class": lambda x, h, w: x * 2 if isinstance(np.ceil(h / 8) * 2, np.floating) else x * 3,
     "opposite": lambda x, h, w: x * 2 if ~(np.ceil(h / 8) > 7) else x * 3,
     "opposite, of a size": lambda x, h, w: x * 2 if ~(h / 8 < np.ceil(h / 8)) else x * 3,
@@ -54,8 +108,9 @@ def extractor_of(model: nn.Module) -> featx.DualGraphModule:
     return featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(1, 3, 60, 64), adaptive=False)
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("forward", FOLLOWED.values(), ids=FOLLOWED)
-def test_rounding_and_roots_leave_sizes_free(forward: Forward) -> None:
+def test_numbers_that_numpy_computes_leave_sizes_free(forward: Forward) -> None:
     model = Uses(forward).eval()
     extractor = extractor_of(model)
     for shape in SHAPES:
@@ -63,6 +118,7 @@ def test_rounding_and_roots_leave_sizes_free(forward: Forward) -> None:
         torch.testing.assert_close(extractor(x)["output"], model(x), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:divide by zero")
 @pytest.mark.parametrize("forward", READ.values(), ids=READ)
 def test_what_else_numpy_reads_is_right_or_refused(forward: Forward) -> None:
     model = Uses(forward).eval()

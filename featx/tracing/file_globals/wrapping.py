@@ -23,7 +23,7 @@ from featx.ir.runtime_checks import is_runtime_check
 from featx.ir.torch_layers import is_of_torch
 from featx.libraries import globals_of_einops, is_of_einops, names_of_masks
 from featx.tracing.file_globals.pass_through import GlobalName, answered_as, is_random
-from featx.tracing.objects.arrays import array_constructors
+from featx.tracing.objects.arrays import functions_of_sizes
 from featx.tracing.objects.replaced_globals import ReplacedGlobal, original_of
 
 _CACHED = functools._lru_cache_wrapper
@@ -100,7 +100,7 @@ def find_names_to_replace(
         places += _names_of(lambda value: answered_as(value) is not None, own_code)
         places += [(namespace, name) for namespace in own_code for name in _BUILTINS if name not in namespace]
         places += names_of_masks(seen)
-        places += _array_constructors(own_code)
+        places += _functions_of_numpy(own_code)
         places.append((torch.utils.__dict__, "swap_tensors"))  # Module.to and load_state_dict call it there
     return list({(id(namespace), name): (namespace, name) for namespace, name in places}.values())
 
@@ -170,13 +170,13 @@ def _random_functions(seen_globals: Iterable[dict[str, Any]]) -> Iterator[tuple[
                 yield from ((owner, function) for function in owner if is_random(owner[function]))
 
 
-def _array_constructors(seen_globals: Iterable[dict[str, Any]]) -> Iterator[GlobalName]:
-    numpy, constructors = sys.modules.get("numpy"), array_constructors()
-    known = {id(function) for function in constructors.values()}
+def _functions_of_numpy(seen_globals: Iterable[dict[str, Any]]) -> Iterator[GlobalName]:
+    numpy, functions = sys.modules.get("numpy"), functions_of_sizes()
+    known = {id(function) for function in functions.values()}
     for namespace in seen_globals if numpy is not None else ():
         for name, value in namespace.copy().items():
             if value is numpy:
-                yield from ((numpy.__dict__, each) for each in constructors)
+                yield from ((numpy.__dict__, each) for each in functions)
             elif id(value) in known or (isinstance(value, ReplacedGlobal) and id(value.function) in known):
                 yield namespace, name
 

@@ -15,10 +15,12 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from featx.tracing.objects.arrays import is_scalar_of_numpy
 from featx.tracing.signals import Diverged
 from featx.tracing.source.frames import is_of_python, user_of_number
 
@@ -34,10 +36,6 @@ _PINNING = ("bit_length", "bit_count", "as_integer_ratio", "to_bytes", "hex", "c
 _ROUNDING: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc), ("round", round),
 )  # fmt: skip
-# Functions of Python that compute what a universal function of numpy gives as a float of numpy.
-_AS_NUMPY: dict[str, Callable[..., Any]] = {
-    "ceil": math.ceil, "floor": math.floor, "trunc": math.trunc, "rint": round, "sqrt": math.sqrt,
-}  # fmt: skip
 _HOLD_NO_NUMBERS = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
 )
@@ -60,7 +58,7 @@ class TracedNumber:
     origin: Any = None  # whatever the trace knows values by
     value: Any = None  # the number itself, where C code may see another one
     is_disguised = False
-    is_of_numpy = False  # whether it stands for a float of numpy, which has further methods
+    is_of_numpy = False  # whether it stands for a number of numpy, which has further methods
     is_of_values = False  # whether it was read from a tensor, whose dtype says whether it is an int or a float
 
     @property
@@ -78,15 +76,22 @@ class TracedNumber:
         return self if self.trace.is_recording() else _plain(self)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Answer a universal function of numpy: `np.ceil(h / 8)` and `np.sqrt(n)` are followed, others pin numbers."""
-        function = _AS_NUMPY.get(ufunc.__name__) if method == "__call__" and not kwargs else None
-        gives_float = ufunc.__name__ == "sqrt" or isinstance(self, TracedFloat)  # numpy rounds ints to ints
-        if function is not None and gives_float and self.trace.is_recording() and 0 <= _plain(self) < math.inf:
-            number: Any = self.trace.call(function, (self,), {})
-            number = self.trace.call(sys.modules["numpy"].float64, (number,), {})
-            number.is_of_numpy = True
-            return number
-        return getattr(ufunc, method)(*(pinned(x) if isinstance(x, TracedNumber) else x for x in inputs), **kwargs)
+        """Answer a universal function of numpy: `np.sqrt(n)` is followed, and one with an array pins numbers."""
+        if method == "__call__" and not kwargs and self.trace.is_recording():
+            return self.trace.of_numpy.apply(ufunc, inputs)
+        return getattr(ufunc, method)(*map(pinned_number, inputs), **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_of_numpy and not name.startswith("__"):  # torch asks each argument for `__torch_function__`
+            if name == "item":
+                return lambda: self.trace.call(_kind_of(self), (self,), {})
+            if name == "astype":
+                return partial(self.trace.of_numpy.convert, self)
+            known = _numpy_kind_of(self)
+            if hasattr(known, name):
+                return getattr(known(pinned(self)), name)
+        kind = _kind_of(self).__name__
+        raise AttributeError(f"'{kind}' object has no attribute '{name}'", name=name, obj=self)
 
 
 class TracedInt(TracedNumber, int):
@@ -95,7 +100,7 @@ class TracedInt(TracedNumber, int):
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What code that asks for the class of a number is told: `n.__class__ is int`."""
-        return int
+        return _numpy_kind_of(self) if self.is_of_numpy else int
 
     def __int__(self) -> int:
         return _converted(self)
@@ -113,14 +118,7 @@ class TracedFloat(TracedNumber, float):
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What code that asks for the class of a number is told."""
-        return sys.modules["numpy"].float64 if self.is_of_numpy else float
-
-    def __getattr__(self, name: str) -> Any:
-        if self.is_of_numpy and not name.startswith("__"):  # torch asks each argument for `__torch_function__`
-            kind = sys.modules["numpy"].float64
-            if hasattr(kind, name):
-                return getattr(kind(pinned(self)), name)
-        raise AttributeError(f"'float' object has no attribute '{name}'", name=name, obj=self)
+        return _numpy_kind_of(self) if self.is_of_numpy else float
 
     def is_integer(self) -> bool:
         """Say whether the number has no fraction, and record what the remainder was seen to be."""
@@ -198,6 +196,31 @@ def pin_all(values: Iterable[Any]) -> None:
             pinned(value)
 
 
+def pinned_number(value: Any) -> Any:
+    """Return a traced number as `pinned` does, and anything else as it is."""
+    return pinned(value) if isinstance(value, TracedNumber) else value
+
+
+def in_numpy(value: Any) -> Any:
+    """Return a traced number as the plain one, of Python or of numpy, that the model has; anything else as it is."""
+    if not isinstance(value, TracedNumber):
+        return value
+    return _numpy_kind_of(value)(_plain(value)) if value.is_of_numpy else _plain(value)
+
+
+def _is_of_numpy(value: Any) -> bool:
+    return value.is_of_numpy if isinstance(value, TracedNumber) else is_scalar_of_numpy(value)
+
+
+def _kind_of(number: TracedNumber) -> type:
+    return int if issubclass(type(number), int) else float  # isinstance() would ask for `__class__`
+
+
+def _numpy_kind_of(number: TracedNumber) -> Any:
+    numpy = sys.modules["numpy"]
+    return numpy.int64 if _kind_of(number) is int else numpy.float64
+
+
 def _is_not_zero(number: Any) -> bool:
     plain = _plain(number)
     if number.trace.is_recording():
@@ -224,6 +247,8 @@ def _define(kind: type, name: str, function: Callable[..., Any], *, reflected: b
         others = list(values)
         if len(others) > 1:  # pow(n, 2, 7)
             return known(pinned(self), *map(plain_number, others))
+        if self.trace.is_recording() and any(map(_is_of_numpy, (self, *others))):
+            return self.trace.of_numpy.apply_operator(function, (*others, self) if reflected else (self, *others))
         try:
             result = known(_plain(self), *map(plain_number, others))
         except ArithmeticError:  # the model may catch it, and goes another way then

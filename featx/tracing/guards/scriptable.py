@@ -12,7 +12,7 @@ from featx.errors import ScriptError
 from featx.rebuilding import rebuild_dict, rebuild_list, rebuild_object, rebuild_tuple
 from featx.tracing.guards.guards import check_aliases, check_constant, check_decision, check_form, check_same_items
 from featx.tracing.guards.input_checks import check_is_same
-from featx.tracing.objects.arrays import is_array_constructor
+from featx.tracing.objects.arrays import is_of_numpy
 
 if TYPE_CHECKING:
     from featx.ir.graph import Graph
@@ -53,7 +53,7 @@ def _reasons(node: Node) -> Iterator[str]:
         yield "TorchScript cannot read the source of a lambda; use a named function"
     elif node.target in (rebuild_object, rebuild_tuple, rebuild_list, rebuild_dict):
         yield "it has no objects of classes of Python"
-    elif is_array_constructor(node.target):
+    elif is_of_numpy(node.target):
         yield "it has no functions of numpy"
     elif node.target is range:
         yield "TorchScript has no values of type range"

@@ -16,6 +16,10 @@ _NUMBERS = "biufc"
 _AS_OF_PYTHON = frozenset({"bool", "int64", "float64"})
 # Functions of numpy that make arrays of plain arguments alone. What is in an array of `empty` follows from nothing.
 _CONSTRUCTORS = ("zeros", "ones", "full", "linspace", "arange")
+# Those that make an array of the items of a sequence.
+_OF_ITEMS = ("array", "asarray")
+# Those that make one number of a sequence.
+_REDUCTIONS = ("prod", "sum", "max", "min", "amax", "amin", "mean")
 
 
 def is_array(value: object) -> bool:
@@ -34,6 +38,11 @@ def is_scalar_of_numpy(value: object) -> bool:
     return numpy is not None and issubclass(type(value), (numpy.number, numpy.bool_))
 
 
+def is_of_numpy(function: object) -> bool:
+    """Say whether a function or class is one of numpy."""
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "numpy"
+
+
 def array_of_scalar(value: Any) -> Any:
     """Return a scalar of numpy as an array, if a number of Python would give a tensor of another dtype; else `value`.
 
@@ -43,17 +52,37 @@ def array_of_scalar(value: Any) -> Any:
     return sys.modules["numpy"].asarray(value) if is_of_other_dtype else value
 
 
-def array_constructors() -> dict[str, Any]:
-    """Return the functions of numpy that make arrays of sizes, by name; none where numpy is not loaded."""
-    numpy = sys.modules.get("numpy")
-    return {} if numpy is None else {name: original_of(vars(numpy)[name]) for name in _CONSTRUCTORS}
+def functions_of_sizes() -> dict[str, Any]:
+    """Return the functions of numpy that are followed where forward calls them with sizes, by name.
+
+    None where numpy is not loaded.
+    """
+    return _functions(*_CONSTRUCTORS, *_OF_ITEMS, *_REDUCTIONS)
 
 
 def is_array_constructor(function: Any) -> bool:
-    """Say whether a function is one of `array_constructors`."""
-    return getattr(function, "__name__", None) in _CONSTRUCTORS and any(
-        function is each for each in array_constructors().values()
-    )
+    """Say whether a function is one of numpy that makes an array of sizes: `np.zeros`."""
+    return _is_one_of(_CONSTRUCTORS, function)
+
+
+def is_of_given_items(function: Any) -> bool:
+    """Say whether a function is one of numpy that makes an array of a sequence: `np.array`."""
+    return _is_one_of(_OF_ITEMS, function)
+
+
+def is_reduction(function: Any) -> bool:
+    """Say whether a function is one of numpy that makes a number of a sequence of them: `np.prod`."""
+    return _is_one_of(_REDUCTIONS, function)
+
+
+def _functions(*names: str) -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    return {} if numpy is None else {name: original_of(vars(numpy)[name]) for name in names}
+
+
+def _is_one_of(names: tuple[str, ...], function: Any) -> bool:
+    name = getattr(function, "__name__", None)
+    return name in names and any(function is each for each in _functions(*names).values())
 
 
 def tensor_of(array: Any) -> torch.Tensor:

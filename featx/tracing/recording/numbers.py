@@ -23,7 +23,9 @@ from featx.tracing.guards.scalars import (
     traced_number,
 )
 from featx.tracing.history.lineage import Origin, source_node
-from featx.tracing.objects.arrays import is_array_constructor, is_scalar_of_numpy
+from featx.tracing.objects.arrays import is_array_constructor, is_of_given_items, is_reduction
+from featx.tracing.recording.numpy_arrays import NumpyArrays
+from featx.tracing.recording.numpy_numbers import NumpyNumbers
 from featx.tracing.recording.size_arrays import SizeArrays
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.replica.size_caches import SizeCaches
@@ -71,7 +73,9 @@ class Numbers:
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
         are_recorded: whether the trace runs still.
         next_call: those of the next call on the same replica.
-        arrays: the arrays that numpy has made of them.
+        arrays: the arrays that numpy has made of them, and of which torch makes tensors.
+        of_numpy: what numpy computes of them.
+        of_numpy_arrays: the arrays that numpy makes of them, with which forward computes.
         uses_earlier: whether what forward does depends on a number that an earlier call has kept, other than on its
             comparison with a number of this call.
     """
@@ -97,6 +101,8 @@ class Numbers:
         # Keys of caches that differ: by the ids of the origins of their numbers, with these.
         self._told_apart: dict[tuple[int, ...], list[Origin]] = {}
         self.arrays = SizeArrays(recorder)
+        self.of_numpy = NumpyNumbers(recorder, self._new_computed)
+        self.of_numpy_arrays = NumpyArrays(recorder, self.of_numpy)
 
     def mark(self) -> tuple[Any, ...]:
         """Return what `forget` needs to take back everything from now on."""
@@ -254,20 +260,13 @@ class Numbers:
 
     def compute(self, function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
         """Record arithmetic on traced numbers."""
-        is_of_numpy = any(
-            value.is_of_numpy if isinstance(value, TracedNumber) else is_scalar_of_numpy(value) for value in args
-        )
-        if is_of_numpy and isinstance(result, complex):
-            result = math.nan  # the root of a negative number, as numpy has it
         if not isinstance(result, (int, float)):
             return result
         self._guard_divisor(function, args)
         arguments = self._recorder.create_args(args)
         node = self._recorder.add_node("call_function", function, arguments, {}, None, None)
         number = self._new_computed(result, node, args)
-        is_converted = function is int or function is float
-        number.is_of_numpy = is_of_numpy and not is_converted
-        number.is_of_values = number.is_of_values and not is_converted
+        number.is_of_values = number.is_of_values and function is not int and function is not float
         return number
 
     def _guard_divisor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -293,6 +292,10 @@ class Numbers:
         """Call `range`, `min`, `int` or another function that would convert numbers in C; see `is_of_numbers`."""
         if is_array_constructor(function):
             return self.arrays.make(function, args, kwargs)
+        if is_of_given_items(function):
+            return self.of_numpy_arrays.make(function, args, kwargs)
+        if is_reduction(function):
+            return self.of_numpy.reduce(function, args, kwargs)
         if function is range:
             return self._range(args)
         if function is min or function is max:
@@ -394,7 +397,11 @@ def is_of_numbers(function: Callable[..., Any]) -> bool:
     """Say whether a function is one that `Numbers.call` calls."""
     is_of_math = isinstance(function, BuiltinFunctionType) and function in _OF_MATH
     return (
-        is_of_math or is_array_constructor(function) or any(function is each for each in (range, min, max, int, float))
+        is_of_math
+        or is_array_constructor(function)
+        or is_reduction(function)
+        or is_of_given_items(function)
+        or any(function is each for each in (range, min, max, int, float))
     )
 
 

@@ -21,6 +21,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _FUTURE = reduce(or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names])
 
 
+# Functions of Python that read local variables by their names.
+_BY_NAME = frozenset({"locals", "vars", "eval", "exec"})
 # Python 3.11 raises SystemError where two threads parse at the same time.
 _ATTEMPTS = 5
 
@@ -136,12 +138,15 @@ def definition_in(code: CodeType, namespace: Mapping[str, Any] | None = None) ->
 def loads_of_local(target: ast.expr, frame: FrameType) -> list[tuple[ast.AST, ast.AST]] | None:
     """Return the places that read a local variable of `frame`, each with the node around it.
 
-    None where there may be others: `target` is no local variable, the code calls `locals()`, or there is no source.
+    None where there may be others: `target` is no local variable, the code calls `locals()` or the like, or there is no
+    source.
     """
     code = frame.f_code
     source = source_of(code, frame.f_globals)
     definition = None if source is None else source.function_of(code)
-    if source is None or definition is None or not isinstance(target, ast.Name) or "locals" in code.co_names:
+    if source is None or definition is None or not isinstance(target, ast.Name):
+        return None
+    if not _BY_NAME.isdisjoint(code.co_names):
         return None
     if target.id not in code.co_varnames and target.id not in code.co_cellvars:
         return None
