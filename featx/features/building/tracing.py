@@ -310,7 +310,7 @@ class ModelTracing:
         if known.graph is not None or known.dims or example.is_for_one_mode or not self._is_known:
             return trace_checked(tracer, self.model, *_inputs(example), find_requested, known)
         result = trace_recording_mode_reads(tracer, self.model, *_inputs(example), find_requested, known)
-        if known.reads is not None and known.reads.any:
+        if known.reads is not None and known.reads.decides:
             known.forget()
         known.reads = None
         return result

@@ -242,8 +242,8 @@ class ExampleTrace:
                     self.release_values()
         self.numbers.are_recorded = False
         reads = self._tracer.reads
-        if reads is not None:
-            reads.any = reads.any or any(map(has_set_mode, self.replica.paths))
+        if reads is not None and any(map(has_set_mode, self.replica.paths)):
+            reads.on_unknown()
         self.recorder.names.assign()
         self.recorder.write_log.mark_overwritten()
         self.release_values()

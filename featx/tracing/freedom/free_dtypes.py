@@ -9,6 +9,7 @@ up by the first dtype that was read, and all others that were read are checked t
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,17 +30,44 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _CONSTANTS = frozenset({torch.dtype, float, int})
 
 
-def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
+@dataclass(frozen=True)
+class OtherDtypes:
+    """What traces in other dtypes found.
+
+    Attributes:
+        graphs: the graphs that are the same as that of the example but for constants.
+        places: at which places in it the nodes are that have other constants.
+    """
+
+    graphs: list[Graph]
+    places: frozenset[int]
+
+
+def follow_dtypes(request: TraceRequest, trace: ExampleTrace, known: OtherDtypes | None = None) -> OtherDtypes:
     """Let the graph of `trace` hold in other dtypes than that of the example, where the model does the same there.
 
     Three or four traces more where the model has read a dtype, on tensors without values; none elsewhere. What it asks
     of values is answered as on the example. Where no other dtype gives this graph, it goes on to be for that of the
     example.
+
+    Args:
+        request: what is traced, on the example.
+        trace: the trace, whose graph is changed.
+        known: what was found of another trace whose graph is the same in the nodes that these graphs were compared in.
+
+    Returns:
+        What was found.
     """
     checks = dtype_checks(trace.graph).intersection(first_nodes(trace.graph, trace.needed))
-    if not checks:
-        return
-    graphs, differing = [trace.graph], set[Node]()
+    found = known or (_other_dtypes(request, trace) if checks else OtherDtypes([], frozenset()))
+    if found.places:
+        nodes = first_nodes(trace.graph, trace.needed)
+        _merge([trace.graph, *found.graphs], {nodes[place] for place in found.places}, checks, trace.needed)
+    return found
+
+
+def _other_dtypes(request: TraceRequest, trace: ExampleTrace) -> OtherDtypes:
+    graphs, differing = list[Graph](), set[Node]()
     present = {leaf.dtype for leaf in tensors_in((request.args, request.kwargs))}
     present |= {tensor.dtype for tensor in trace.model_context.root.parameters()}
     present = {dtype for dtype in present if dtype.is_floating_point}
@@ -51,8 +79,8 @@ def follow_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
         if other is not None and found:
             graphs.append(other)
             differing.update(found)
-    if differing:
-        _merge(graphs, differing, checks, trace.needed)
+    places = (place for place, node in enumerate(first_nodes(trace.graph, trace.needed)) if node in differing)
+    return OtherDtypes(graphs, frozenset(places))
 
 
 def dtype_checks(graph: Graph) -> set[Node]:

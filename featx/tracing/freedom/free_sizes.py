@@ -20,7 +20,7 @@ from featx.libraries import advice_for_sizes
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.freedom.data_dependent_numbers import pin_data_dependent_numbers
-from featx.tracing.freedom.free_dtypes import follow_dtypes
+from featx.tracing.freedom.free_dtypes import OtherDtypes, follow_dtypes
 from featx.tracing.freedom.gradient_mode import needless_gradient_checks
 from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.freedom.stale_caches import pin_dtypes_of_caches, stale_dims
@@ -48,6 +48,7 @@ def free_dims(
     inputs = list(_tensors(trace, request.args, request.kwargs))
     before = trace if can_go_on and not trace.is_real else None
     measured = measures_of(trace.graph)
+    dtypes = other_mode.dtypes_for(trace) if is_known else None
     if _may_leave_out_calls(trace):  # if their results have the same form at all sizes
         trace.numbers.sizes_were_read = trace.numbers.shapes_were_read = True
     if is_known and not other_mode.refuses_samples():
@@ -61,7 +62,7 @@ def free_dims(
         other_mode.graph = None
     if measures_of(trace.graph) != measured:  # other sizes told more of some calls, which may differ by mode
         other_mode.graph = None
-    _check_values_and_dtypes(request, trace)
+    other_mode.dtypes = _check_values_and_dtypes(request, trace, dtypes)
     free = FreeDims({name: [known[id(tensor), dim] for dim in range(tensor.dim())] for name, _, tensor in inputs})
     _check_inputs(trace, inputs, known, advice_for_sizes(trace.model_context.traced))
     if trace.numbers.shapes_were_read and UNTRIED not in known.values():
@@ -96,16 +97,20 @@ def _try_sizes(
     return known, before
 
 
-def _check_values_and_dtypes(request: TraceRequest, trace: ExampleTrace) -> None:
-    """Add checks of numbers that were read from values, and of dtypes; take out needless ones of gradients."""
+def _check_values_and_dtypes(request: TraceRequest, trace: ExampleTrace, known: OtherDtypes | None) -> OtherDtypes:
+    """Add checks of numbers that were read from values, and of dtypes; take out needless ones of gradients.
+
+    Returns what was found of other dtypes; `known` is that of the other mode, if it holds.
+    """
     pin_data_dependent_numbers(request, trace)
     needless = needless_gradient_checks(request, trace)
-    follow_dtypes(request, trace)
+    found = follow_dtypes(request, trace, known)
     pin_dtypes_of_caches(trace)
     for check in needless:
         (question,) = check.all_input_nodes
         trace.graph.erase_node(check)
         trace.graph.erase_node(question)
+    return found
 
 
 def _dims_at(places: Iterable[tuple[Node, int]], inputs: list[_Input]) -> set[Dim]:

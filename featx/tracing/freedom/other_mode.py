@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from featx.ir.equality import is_same_graph
+from featx.ir.dropout import nodes_of_dropout
+from featx.ir.equality import first_nodes
 from featx.ir.graph import Graph
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.freedom.free_dtypes import dtype_checks
+from featx.tracing.freedom.free_dtypes import OtherDtypes, dtype_checks
 from featx.tracing.freedom.gradient_mode import gradient_checks
 from featx.tracing.replica.mode_reads import ModeReads, set_mode
 from featx.tracing.signals import GAVE_UP, ThreadInterference
@@ -27,8 +28,9 @@ class OtherMode:
         dims: what is known of each dimension of the inputs.
         depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be observed.
         reads: observes whether anything asks for a mode, while the first of the two is traced.
-        graph: what the model did in that mode, where nothing asked; it does the same in the other one.
+        graph: what the model did in that mode, where nothing but dropout asked; it does the same in the other one.
         cached: the names of its nodes whose values a second call has used.
+        dtypes: what was found of other dtypes.
         needed: how many of its nodes matter for what is requested; None is all.
         places: at which places in it the requested nodes are.
         on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
@@ -43,6 +45,7 @@ class OtherMode:
     depends_on_autocast: bool = False
     graph: Graph | None = None
     cached: frozenset[str] = frozenset()
+    dtypes: OtherDtypes | None = None
     needed: int | None = None
     places: list[int] | None = None
     on_earlier_inputs: FreeDims | None = None
@@ -80,9 +83,18 @@ class OtherMode:
         """Say whether what was found out holds for a trace in the other mode too."""
         if self.graph is None or trace.needed != self.needed:
             return False
-        if not is_same_graph(trace.graph, self.graph, count=self.needed):
+        if nodes_of_dropout(trace.graph, self.graph, self.needed) is None:
             return False
         return self.needed is None or places_of_requested(trace) == self.places
+
+    def dtypes_for(self, trace: ExampleTrace) -> OtherDtypes | None:
+        """Return what was found of other dtypes, if it holds for a trace that `does_the_same`; else None."""
+        known = self.dtypes
+        if known is None or self.graph is None:
+            return None
+        nodes = first_nodes(trace.graph, self.needed)
+        differing = nodes_of_dropout(trace.graph, self.graph, self.needed)
+        return known if differing is not None and differing.isdisjoint(nodes[place] for place in known.places) else None
 
     def refuses_samples(self) -> bool:
         """Say whether the model has refused some number of samples. A layer may do so in one mode alone."""
@@ -94,9 +106,9 @@ class OtherMode:
         self.drop()
 
     def note(self, trace: ExampleTrace, dims: dict[Dim, Outcome]) -> None:
-        """Keep what was found out, and the graph where nothing has asked for a mode so far."""
+        """Keep what was found out, and the graph where nothing but dropout has asked for a mode so far."""
         self.dims.update(dims)
-        self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.any else None
+        self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.decides else None
         self.needed, self.places, self.cached = trace.needed, places_of_requested(trace), trace.cached
 
 

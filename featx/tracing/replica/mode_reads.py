@@ -10,22 +10,35 @@ from torch import nn
 
 from featx.libraries import LAYERS
 from featx.tracing.replica.replica import only_sets_flags
+from featx.tracing.source_uses.mode_uses import chooses_dropout
 
 
 class ModeReads:
-    """Whether the mode of a module was asked for, or set, in the traces that observe it."""
+    """Whether the mode of a module was asked for, or set, in the traces that observe it.
+
+    Attributes:
+        any: it was.
+        decides: it was for something else than the arguments of dropout.
+    """
 
     def __init__(self) -> None:
-        self.any = False
+        self.any = self.decides = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModeReads:
         return self  # a copy of a module that is asked answers for the model
 
     def on_read(self, module: nn.Module | None) -> None:
         """Take note of a read, unless a layer of torch asks for its own mode, on which no node depends but its own."""
-        reader = sys._getframe(3).f_globals.get("__name__", "")
+        frame = sys._getframe(3)
+        reader = frame.f_globals.get("__name__", "")
         is_own = type(module).__module__.startswith(LAYERS)
-        self.any = self.any or not (reader.startswith("featx.") or (is_own and reader.startswith(LAYERS)))
+        if not (reader.startswith("featx.") or (is_own and reader.startswith(LAYERS))):
+            self.any = True
+            self.decides = self.decides or not chooses_dropout(frame)
+
+    def on_unknown(self) -> None:
+        """Take note that a mode was set, or may have been asked for."""
+        self.any = self.decides = True
 
 
 class _Submodules(dict[str, Any]):
@@ -76,7 +89,7 @@ def record_mode_reads(modules: Iterable[nn.Module], reads: ModeReads) -> None:
     """
     modules = list(modules)
     if not all(map(_supports_recording, modules)):
-        reads.any = True
+        reads.on_unknown()
         return
     for module in modules:
         state = module.__dict__

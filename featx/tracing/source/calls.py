@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from featx.ir.operator_facts import facts_of
-from featx.tracing.objects.replaced_globals import global_of
+from featx.tracing.objects.replaced_globals import global_of, original_of
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.imports import imported_in
 
@@ -40,6 +40,19 @@ def called_in(call: ast.Call, function: FunctionType) -> Any:
     Python modules and classes are followed: `torch.nn.functional.relu_`.
     """
     return _global_value(call.func, function)
+
+
+def meant_at(expression: ast.expr, frame: FrameType) -> Any:
+    """Return what a name, or a chain of attributes of Python modules, means at `frame`; None where that is unknown."""
+    if isinstance(expression, ast.Attribute):
+        owner = meant_at(expression.value, frame)
+        return original_of(vars(owner).get(expression.attr)) if isinstance(owner, ModuleType) else None
+    if not isinstance(expression, ast.Name):
+        return None
+    code, name = frame.f_code, expression.id
+    if name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        return original_of(frame.f_locals.get(name))
+    return original_of(frame.f_globals.get(name, getattr(builtins, name, None)))
 
 
 def written_by_call(call: ast.Call, function: FunctionType) -> list[ast.expr]:

@@ -8,16 +8,15 @@ a local variable, into nothing but arithmetic, comparisons, and calls that do no
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
-from typing import Any
 
 import torch
 
 from featx.tracing.objects.replaced_globals import original_of
+from featx.tracing.source.calls import meant_at
 from featx.tracing.source.frames import is_library_code
 from featx.tracing.source.location import loads_of_local, node_at, parent_of
 
@@ -119,9 +118,9 @@ def _is_use_of_number(value: ast.AST, parent: ast.AST | None, frame: FrameType) 
 
 def _takes_numbers(function: ast.expr, frame: FrameType) -> bool:
     """Say whether a call takes a number of numpy as one of Python: `int(n)`, `x.view(n)`, `torch.zeros(n)`."""
-    called = _value_of(function, frame)
+    called = meant_at(function, frame)
     if isinstance(function, ast.Attribute):
-        owner = _value_of(function.value, frame)
+        owner = meant_at(function.value, frame)
         name = owner.__name__ if isinstance(owner, ModuleType) else None
         return hasattr(torch.Tensor, function.attr) if name is None else name.partition(".")[0] == "torch"
     is_of_torch = str(getattr(called, "__module__", "")).partition(".")[0] == "torch" and not isinstance(called, type)
@@ -144,7 +143,7 @@ def _is_use_of_array(value: ast.AST, parent: ast.AST, frame: FrameType) -> bool:
     if isinstance(parent, ast.Starred):
         return _is_use_of_number(value, parent, frame)
     if isinstance(parent, ast.Call) and parent.func is not value:
-        makes_sequence = any(_value_of(parent.func, frame) is each for each in (tuple, list))
+        makes_sequence = any(meant_at(parent.func, frame) is each for each in (tuple, list))
         is_of_numbers = makes_sequence and all(_is_use_of_number(*use, frame) for use in _uses_of(parent, frame))
         return is_of_numbers or _takes_arrays(parent.func, frame)
     targets = _targets_of_items(value, parent)
@@ -154,7 +153,7 @@ def _is_use_of_array(value: ast.AST, parent: ast.AST, frame: FrameType) -> bool:
 
 
 def _takes_arrays(function: ast.expr, frame: FrameType) -> bool:
-    called = _value_of(function, frame)
+    called = meant_at(function, frame)
     name = getattr(called, "__name__", "")
     return name in _FUNCTIONS_OF_ARRAYS and original_of(vars(sys.modules["numpy"]).get(name)) is called
 
@@ -174,20 +173,6 @@ def _uses_of_item(target: ast.expr, parent: ast.AST, frame: FrameType) -> list[_
     names = [] if around is None else [each for each in ast.walk(around) if isinstance(each, ast.Name)]
     loads = [each for each in names if isinstance(each.ctx, ast.Load) and each.id == getattr(target, "id", None)]
     return [(each, parent_of(each, frame) or each) for each in loads] or [_UNKNOWN]
-
-
-def _value_of(function: ast.expr, frame: FrameType) -> Any:
-    """Return what a name, or a chain of attributes of Python modules, means at `frame`; None where that is unknown."""
-    if isinstance(function, ast.Attribute):
-        owner = _value_of(function.value, frame)
-        known = vars(owner).get(function.attr) if isinstance(owner, ModuleType) else None
-        return original_of(known)
-    if not isinstance(function, ast.Name):
-        return None
-    code, name = frame.f_code, function.id
-    if name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-        return original_of(frame.f_locals.get(name))
-    return original_of(frame.f_globals.get(name, getattr(builtins, name, None)))
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -158,8 +158,8 @@ class Tracer(TracerBase):
 
         try:
             graph = call()
-            if self.reads is not None:
-                self.reads.any = self.reads.any or any(map(has_set_mode, replica.paths))
+            if self.reads is not None and any(map(has_set_mode, replica.paths)):
+                self.reads.on_unknown()
             if comparison is not None:
                 places_of_nodes = self.node_name_to_scope
                 comparison.check(graph, call)
