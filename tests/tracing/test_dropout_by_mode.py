@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 import featx
 
@@ -32,11 +32,11 @@ class Masked(nn.Module):
 
 
 def attends(model: Masked, x: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(x, x, x, dropout_p=model.p if model.training else 0.0)
+    return functional.scaled_dot_product_attention(x, x, x, dropout_p=model.p if model.training else 0.0)
 
 
 def attend(x: Tensor, dropout: float, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(x, x, x, None, dropout, scale=scale)
+    return functional.scaled_dot_product_attention(x, x, x, None, dropout, scale=scale)
 
 
 def attends_in_a_function(model: Masked, x: Tensor) -> Tensor:
@@ -45,15 +45,15 @@ def attends_in_a_function(model: Masked, x: Tensor) -> Tensor:
 
 def drops_by_a_name(model: Masked, x: Tensor) -> Tensor:
     dropout_p = model.p if model.training else 0.0
-    return F.scaled_dot_product_attention(x, x, x, dropout_p=dropout_p)
+    return functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout_p)
 
 
 DROPOUT: dict[str, Step] = {
     "attention": attends,
     "attention in a function": attends_in_a_function,
     "a name": drops_by_a_name,
-    "the flag": lambda model, x: F.dropout(x, 0.5, model.training),
-    "the flag by name": lambda model, x: F.dropout1d(x, p=0.25, training=model.training),
+    "the flag": lambda model, x: functional.dropout(x, 0.5, model.training),
+    "the flag by name": lambda model, x: functional.dropout1d(x, p=0.25, training=model.training),
 }
 
 
@@ -64,7 +64,7 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
 
 def takes_another_kernel(model: Masked, x: Tensor) -> Tensor:
     drop = 1 if model.training else 2
-    return F.avg_pool1d(x, drop, stride=1, padding=drop // 2)[..., :4]
+    return functional.avg_pool1d(x, drop, stride=1, padding=drop // 2)[..., :4]
 
 
 def decides(model: Masked, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -45,7 +47,51 @@ def caught(height: int) -> float:
             return 0.5
 
 
+@functools.lru_cache(None)
+def cached_root(height: int) -> float:
+    return np.sqrt(height)
+
+
+def annotated(x: Tensor) -> Tensor:
+    features: int = np.prod(x.shape[1:])  # pyright: ignore[reportAssignmentType]
+    return x.view(x.shape[0], features)
+
+
+class Resizes:
+    """Has a method that is called like one of tensors."""
+
+    def resize(self, x: Tensor, size: int) -> Tensor:
+        return x * 2 if isinstance(size, int) else x * 3
+
+
+def closes_over(x: Tensor) -> int:
+    count = np.prod(x.shape[2:])
+    get = lambda: count  # noqa: E731 - a function that another one than the caller calls
+    return 2 if isinstance(get(), int) else 3
+
+
+class Asks:
+    def __rmul__(self, other: object) -> int:
+        return 2 if isinstance(other, int) else 3
+
+
+def multiplied_by_an_object(x: Tensor) -> int:
+    asks = Asks()
+    return np.prod(x.shape[2:]) * asks
+
+
+def written_by(form: str, x: Tensor) -> int:
+    return len(form % np.prod(x.shape[2:]))
+
+
 FOLLOWED: dict[str, Forward] = {
+    "cached": lambda x, h, w: x / cached_root(h),
+    "plus a truth value": lambda x, h, w: x * (np.ceil(h / 8) + (h % 8 > 100)),
+    "times a truth value": lambda x, h, w: x * (True * np.sqrt(h)),
+    "root of a product": lambda x, h, w: x / np.sqrt(np.prod(x.shape[1:])),
+    "root of a product by math": lambda x, h, w: x / math.sqrt(np.prod(x.shape[1:])),
+    "product, annotated": lambda x, h, w: annotated(x),
+    "product, chosen": lambda x, h, w: x.view(-1, np.prod(x.shape[1:]) if x.dim() == 4 else 1),
     "padded to a multiple": lambda x, h, w: pad(x, int(np.ceil(w / 8) * 8 - w), int(np.ceil(h / 8) * 8 - h)),
     "floor": lambda x, h, w: pad(x, int(np.floor(w / 5)), int(np.floor(h / 3))),
     "trunc": lambda x, h, w: pad(x, int(np.trunc(w / 5)), int(np.trunc(h / 3))),
@@ -74,6 +120,20 @@ FOLLOWED: dict[str, Forward] = {
     "times a ratio": lambda x, h, w: np.ceil(h / 8) / np.floor(w / 4) * x,
 }
 READ: dict[str, Forward] = {
+    "an int times a truth value": lambda x, h, w: x * 2 if isinstance(np.prod([h, w]) * True, int) else x * 3,
+    "an argument of a method called as one of tensors": lambda x, h, w: Resizes().resize(x, np.prod([h, w])),
+    "an item of a set": lambda x, h, w: x * 2 if isinstance({np.prod([h, w])}.pop(), int) else x * 3,
+    "a variable of a closure": lambda x, h, w: x * closes_over(x),
+    "plus a list": lambda x, h, w: x * float((np.prod([h, w]) + [1, 2])[1]),
+    "compared with a list": lambda x, h, w: x * float(np.sum(np.prod([h, w]) == [5, 3840]) + 1),
+    "a float compared with a list": lambda x, h, w: x * float(np.sum(np.sqrt(w) == [8, 8]) + 1),
+    "compared with more than a list": lambda x, h, w: x * float((np.prod([h, w]) > [5, 3840]).sum()),
+    "times an object": lambda x, h, w: x * multiplied_by_an_object(x),
+    "text by a name": lambda x, h, w: x * written_by("%r", x),
+    "text of a float": lambda x, h, w: x * len(repr(np.sqrt(h))),
+    "the type of a float": lambda x, h, w: x * 2 if type(np.sqrt(h)) is np.float64 else x * 3,
+    "the opposite of a comparison": lambda x, h, w: x * 2 if ~(h > np.float64(10.0)) else x * 3,
+    "a size of torch": lambda x, h, w: x * 2 if isinstance(torch.Size([np.prod([h, w])])[0], int) else x * 3,
     "an int, or not": lambda x, h, w: x * 2 if isinstance(np.prod(x.shape[2:]), int) else x * 3,
     "an int of arithmetic, or not": lambda x, h, w: x * 2 if isinstance(np.int64(2) * h, int) else x * 3,
     "an int, or not, in a name": lambda x, h, w: x * asks_for_class(x),

@@ -124,7 +124,57 @@ def caught(x: Tensor) -> Tensor:
     return x
 
 
+def closes_over(x: Tensor) -> float:
+    sizes = np.array(x.shape)
+    get = lambda: sizes  # noqa: E731 - a function that another one than the caller calls
+    return 2.0 if type(get()) is np.ndarray else 3.0
+
+
+def as_output_by_position(x: Tensor) -> Tensor:
+    sizes = np.array(x.shape)
+    np.add(sizes, 13, sizes)
+    return x * sizes.tolist()[2]
+
+
+def given_another_shape(x: Tensor) -> Tensor:
+    sizes = np.array(x.shape)
+    sizes.shape = (2, 2)  # pyright: ignore[reportDeprecated]
+    return x * sizes.tolist()[1][0]
+
+
+def text_of_an_error(x: Tensor) -> Tensor:
+    sizes = np.array(x.shape)
+    try:
+        raise ValueError(f"sizes {sizes}")
+    except ValueError as error:
+        return x * len(str(error))
+
+
+def text_of_a_helper_s_error(x: Tensor) -> Tensor:
+    try:
+        raises_in_any_case(x)
+    except ValueError as error:
+        return x * len(str(error))
+    return x
+
+
+def raises_in_any_case(x: Tensor) -> None:
+    sizes = np.array(x.shape) * 1000
+    raise ValueError(f"sizes {sizes}")
+
+
+def written_by(form: str, x: Tensor) -> int:
+    return len(form % np.array(x.shape))
+
+
+def joined_to_others(x: Tensor) -> Tensor:
+    sizes = tuple(np.array(x.shape[1:3]) * 2) + (1,)
+    return x * (2 if all(isinstance(each, int) for each in sizes) else 3)
+
+
 FOLLOWED: dict[str, Function] = {
+    "of a dtype": lambda x: x * float(np.array(x.shape, dtype=np.float64)[1] / 7),
+    "how many": lambda x: x * len(np.array(x.shape)),
     "an assertion": asserts,
     "monai's check": check_of_swin_unetr,
     "a remainder": raises_unless_even,
@@ -155,6 +205,14 @@ FOLLOWED: dict[str, Function] = {
     "equal arrays": lambda x: x * 2 if np.array_equal(np.array(x.shape[2:]) * 0, (0, 0)) else x,
 }
 READ: dict[str, Function] = {
+    "a variable of a closure": lambda x: x * closes_over(x),
+    "output by position": as_output_by_position,
+    "another shape": given_another_shape,
+    "the text of an error": text_of_an_error,
+    "the text of a helper's error": text_of_a_helper_s_error,
+    "text by a name": lambda x: x * written_by("%s", x),
+    "text of a tuple": lambda x: x * len(f"{tuple(np.array(x.shape))}"),
+    "joined to others": joined_to_others,
     "an argument of a helper": raises_in_a_helper,
     "updated": updated,
     "written": written,

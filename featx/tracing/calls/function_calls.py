@@ -26,7 +26,7 @@ from featx.tree import tensors_in, tree_leaves
 
 _GRADIENTS = "whether gradients are enabled (make the extractor as it will run, with torch.no_grad() or without)"
 _PLAIN_ARGUMENTS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
-_PLAIN_KINDS: dict[type, type] = {TracedInt: int, TracedFloat: float}
+_TRACED_KINDS = (TracedInt, TracedFloat)
 
 
 class FunctionCalls:
@@ -55,7 +55,7 @@ class FunctionCalls:
             return maker(*args, **kwargs)
         if function is type:
             kind = type(*args, **kwargs)
-            return _PLAIN_KINDS.get(kind, kind)
+            return args[0].__class__ if kind in _TRACED_KINDS else kind
         is_inside = self._recorder.opaque_call.is_inside
         match answered_as(function):
             case Answered.SEEDING if not is_inside:

@@ -273,6 +273,8 @@ def _define_comparison(kind: type, name: str) -> None:
     function = getattr(operator, name)
 
     def implementation(self: Any, other: Any) -> Any:
+        if self.is_of_numpy and self.trace.is_recording() and isinstance(other, (tuple, list)):
+            return function(self.trace.of_numpy.fixed(self), other)  # numpy makes an array of it
         result = known(_plain(self), plain_number(other))
         if result is NotImplemented and isinstance(other, float):
             result = getattr(float, f"__{name}__")(float(_plain(self)), plain_number(other))
@@ -282,7 +284,7 @@ def _define_comparison(kind: type, name: str) -> None:
             pin_all((self, other))  # `random.sample` draws until it has so many: with a false number for ever
         elif result is not NotImplemented:
             self.trace.decide(function, (self, other), result)
-            if self.is_of_numpy or (isinstance(other, TracedNumber) and other.is_of_numpy):
+            if _is_of_numpy(self) or _is_of_numpy(other):
                 return sys.modules["numpy"].bool_(result)  # of which `~` is the opposite
         return result
 
@@ -299,7 +301,7 @@ def _define_text(kind: type, name: str) -> None:
     known = cast(Callable[..., str], getattr(kind.__mro__[2], name))
 
     def implementation(self: Any, *args: Any) -> str:
-        text = known(_plain(self), *args)
+        text = getattr(in_numpy(self), name)(*args) if self.is_of_numpy else known(_plain(self), *args)
         if not self.trace.is_recording() or not (self.trace.is_message() or self.trace.note_text_in_cache_key(text)):
             pinned(self)
         return text

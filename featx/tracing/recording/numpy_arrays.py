@@ -15,7 +15,9 @@ from featx.tracing.guards.scalars import TracedInt, TracedNumber, in_numpy, pin_
 from featx.tracing.objects.arrays import functions_of_sizes, is_reduction
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.recording.numpy_numbers import NumpyNumbers, is_number, kind_of_64_bits
+from featx.tracing.source.frames import is_of_featx
 from featx.tracing.source_uses.number_uses import is_used_as_array, is_used_as_number
+from featx.tracing.source_uses.syntax_queries import is_in_try
 
 if TYPE_CHECKING:
     from featx.tracing.recording.recorder import Recorder
@@ -43,13 +45,13 @@ class NumpyArrays:
 
     def make(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer `np.array` or `np.asarray` of a tuple or list of sizes."""
-        numpy = sys.modules["numpy"]
-        given: Any = args[0] if len(args) == 1 and not kwargs else None
-        is_followed = isinstance(given, (tuple, list)) and all(map(_is_size, given))
-        if not is_followed or not any(isinstance(item, TracedNumber) for item in given) or not self._may_be_array():
+        given: Any = args[0] if len(args) in (1, 2) and not kwargs.keys() - {"dtype"} else None
+        kind = kind_of_64_bits(args[1] if len(args) == 2 else kwargs.get("dtype", "int64"))
+        are_sizes = isinstance(given, (tuple, list)) and all(map(_is_size, given))
+        is_traced = are_sizes and any(isinstance(item, TracedNumber) for item in given)
+        if kind is None or not is_traced or not self._may_be_array():
             return function(*args, **kwargs)
-        items = [self.numbers.compute(numpy.int64, (item,), is_item=True) for item in given]
-        return TracedArray(self, _objects(items))
+        return TracedArray(self, _objects([self.numbers.compute(kind, (item,), is_item=True) for item in given]))
 
     def result(self, items: Any) -> Any:
         """Return what stands in for an array of these items, or for the one of them; or it, with its numbers fixed."""
@@ -77,6 +79,15 @@ class NumpyArrays:
         """Answer a function that makes one number of all items."""
         number = self.numbers.compute(function, (tuple(array.items.flat),), is_item=True)
         return self.result(_objects(number))
+
+    def may_be_caught(self) -> bool:
+        """Say whether code around that which runs goes on where that raises an error."""
+        frame = self._recorder.model_frame()
+        while frame is not None and frame is not self._recorder.caller:
+            if not is_of_featx(frame.f_code) and is_in_try(frame):
+                return True
+            frame = frame.f_back
+        return False
 
     def _may_be_array(self) -> bool:
         frame = self._recorder.model_frame()
@@ -154,7 +165,7 @@ class TracedArray:
 
     def __format__(self, spec: str) -> str:
         traces = (item.trace for item in self.items.flat if isinstance(item, TracedNumber))
-        is_message = all(trace.is_message() for trace in traces)
+        is_message = not self._arrays.may_be_caught() and all(trace.is_message() for trace in traces)
         return format(_plain(self.items) if is_message else fixed(self), spec)
 
     def __neg__(self) -> Any:

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from featx.ir.effects import MeasuredEffects
 from featx.tracing.guards.scalars import TracedNumber, in_numpy, pin_all
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.source_uses.number_uses import is_used_as_number
@@ -44,8 +47,12 @@ class NumpyNumbers:
         return ufunc(*map(self.fixed, inputs))
 
     def apply_operator(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Answer arithmetic on numbers of which one is of numpy; NotImplemented leaves it to the other operand."""
-        return self.compute(function, args) if all(map(is_number, args)) else NotImplemented
+        """Answer arithmetic on a number of numpy and another value. NotImplemented leaves it to a tensor."""
+        if all(map(is_number, args)):
+            return self.compute(function, args)
+        if any(isinstance(arg, torch.Tensor) for arg in args):
+            return NotImplemented
+        return function(*map(self.fixed, args))
 
     def convert(self, number: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         """Answer `number.astype(dtype)`."""
@@ -83,6 +90,7 @@ class NumpyNumbers:
         recorder = self._recorder
         arguments = recorder.create_args(map(self._with_class, args))
         node = recorder.add_node("call_function", function, arguments, {}, None, None)
+        node.meta["effects"] = MeasuredEffects()
         if kind is numpy.bool_:
             recorder.guards.add(node, bool(result), f"what numpy.{function.__name__} answers")
             return result
@@ -93,10 +101,12 @@ class NumpyNumbers:
 
     def _with_class(self, arg: Any) -> Any:
         """Return the node of an int of numpy, which a graph holds as one of Python; other arguments as they are."""
-        kind = sys.modules["numpy"].int64
+        numpy = sys.modules["numpy"]
         if type(arg) is tuple:
             return tuple(map(self._with_class, arg))
-        return self._recorder.add_unnamed_node("call_function", kind, (int(arg),), {}) if type(arg) is kind else arg
+        if type(arg) not in (numpy.int64, numpy.bool_):
+            return arg
+        return self._recorder.add_unnamed_node("call_function", type(arg), (arg.item(),), {})
 
     def _is_in_errstate(self) -> bool:
         """Say whether forward has told numpy what to do about a division by zero, as the graph would not."""
@@ -126,9 +136,10 @@ def kind_of_64_bits(dtype: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Say whether a value is an int or a float of Python, one of 64 bits of numpy, or a traced number."""
+    """Say whether a value is a bool, int or float of Python, one of 64 bits of numpy, or a traced number."""
     numpy = sys.modules["numpy"]
-    return isinstance(value, TracedNumber) or type(value) in (int, float, numpy.int64, numpy.float64)
+    plain = (bool, int, float, numpy.bool_, numpy.int64, numpy.float64)
+    return isinstance(value, TracedNumber) or type(value) in plain
 
 
 def _is_int(value: Any) -> bool:
