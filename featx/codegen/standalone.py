@@ -1,4 +1,4 @@
-"""Write a graph as a Python file that needs torch and nothing else, with its tensors in a safetensors file."""
+"""Write a graph as a Python file that needs torch, and numpy where the model calls it, and its tensors beside it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ _STATEMENTS = frozenset(check.__name__ for check in _CHECKS.values() if check.__
 _FOLDERS = re.compile(r"(?<= at )/\S*/(?:site-packages/)")
 _NAMES = frozenset({"Iterable", "Path", "Any", "Optional", "json", "nn", "torch"})
 _STANDARD = frozenset({"builtins", "math", "operator", "_operator", "itertools", "functools"})
-_TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs nothing else.
+_LIBRARIES = frozenset({"torch", "numpy"})
+_TEMPLATE = '''"""{name}, written by featx as PyTorch code that needs no other library than those it imports.
 
 {about}
 """
@@ -95,12 +96,12 @@ class {name}(nn.Module):
 
 
 def is_standalone(module: nn.Module, graph: Graph) -> bool:
-    """Say whether all that a graph calls is torch, or can be written down. O(nodes)."""
+    """Say whether all that a graph calls is torch's or numpy's, or can be written down. O(nodes)."""
     return not _reasons(module, graph)
 
 
 def what_needs_more(module: nn.Module, graph: Graph) -> str | None:
-    """Say what a graph calls that is neither torch nor can be written down; None if there is nothing. O(nodes)."""
+    """Say what a graph calls that is not torch's or numpy's and cannot be written down; None if nothing. O(nodes)."""
     return next(iter(_reasons(module, graph)), None)
 
 
@@ -189,7 +190,7 @@ def _is_known(target: Any) -> bool:
     owner, _, name = path.rpartition(".")
     owner = owner or builtins.__name__
     is_there = owner in sys.modules and getattr(sys.modules[owner], name, None) is target
-    return is_there and owner.partition(".")[0] in (*_STANDARD, "torch")
+    return is_there and owner.partition(".")[0] in _STANDARD | _LIBRARIES
 
 
 def _is_tensor(module: nn.Module, path: str) -> bool:

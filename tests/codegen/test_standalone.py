@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import dataclasses
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -25,7 +28,8 @@ from featx.errors import ArgumentTypeError, MissingExtraError
 from featx.tracing.guards import guards
 
 X = torch.rand(2, 3, 64, 64)
-_IMPORTED = {"__future__", "json", "math", "pathlib", "typing", "torch", "operator", "builtins", "collections"}
+# numpy is imported where the model calls it.
+_IMPORTED = set("__future__ json math pathlib typing torch operator builtins collections numpy".split())
 
 
 def extractor_of(model: nn.Module, nodes: Any, example: Any = X) -> featx.DualGraphModule:
@@ -217,6 +221,30 @@ def test_a_graph_module_is_followed_on_an_example(tmp_path: Path) -> None:
     module = featx.trace(swin().eval(), X)
     copy = written(module, tmp_path / "code", example_inputs=X, pickled=False)()
     assert torch.equal(copy(X), module(X))
+
+
+class ComputesWithNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = int(np.ceil(x.shape[2] / 8) * 8)
+        x = nn.functional.pad(self.conv(x), (0, 0, 0, rows - x.shape[2]))
+        if (np.array(x.shape[2:]) % 4).any():
+            raise ValueError("sides are multiples of 4")
+        return x.view(x.shape[0], np.prod(x.shape[1:])) / np.sqrt(x.shape[1])
+
+
+def test_what_numpy_computes_of_sizes_is_written_down(tmp_path: Path) -> None:
+    model = ComputesWithNumpy().eval()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X, adaptive=False)
+    stands_alone = written(extractor, tmp_path)().eval()
+    for module in (stands_alone, pickle.loads(pickle.dumps(extractor)), copy.deepcopy(extractor)):
+        for x in (X, torch.rand(3, 3, 53, 32)):
+            assert torch.equal(module(x)["output"], model(x))
+    with pytest.raises(RuntimeError, match="not_equal"):
+        stands_alone(torch.rand(1, 3, 8, 9))
 
 
 def test_a_mode_that_could_not_be_traced_raises(tmp_path: Path) -> None:

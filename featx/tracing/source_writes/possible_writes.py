@@ -72,7 +72,10 @@ def _absent(module: nn.Module, given: Collection[int | str]) -> frozenset[str]:
 
     An empty set where something around it may give it other arguments.
     """
-    parameters = inspect.signature(forward_of(module)).parameters
+    forward = forward_of(module)
+    if not _may_be_absent(forward):
+        return frozenset()
+    parameters = inspect.signature(forward).parameters
     is_renamed = any(isinstance(each, str) and each not in parameters for each in given)
     if is_renamed or "forward" in module.__dict__ or module._forward_pre_hooks or not _gets_as_given(type(module)):
         return frozenset()
@@ -81,6 +84,14 @@ def _absent(module: nn.Module, given: Collection[int | str]) -> frozenset[str]:
         for place, (name, each) in enumerate(parameters.items(), start=-1)  # without self
         if each.default is None and place not in given and name not in given
     )
+
+
+def _may_be_absent(forward: Callable[..., Any]) -> bool:
+    """Say whether a parameter of a function has None as its default, or may have."""
+    if not isinstance(forward, FunctionType):
+        return True
+    defaults = (*(forward.__defaults__ or ()), *(forward.__kwdefaults__ or {}).values())
+    return any(each is None for each in defaults)
 
 
 def _gets_as_given(kind: type[nn.Module]) -> bool:
