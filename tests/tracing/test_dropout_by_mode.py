@@ -96,6 +96,30 @@ def drops_and_scales(model: Masked, x: Tensor) -> Tensor:
     return x * (float(len([0] * rows)) if drop else 2.0)
 
 
+def clamps(x: Tensor, dropout: float) -> Tensor:
+    if x.dtype == torch.float64 and dropout == 0.0:
+        x = x.clamp(-0.1, 0.1)
+    return functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+
+
+def clamps_in_eval(model: Masked, x: Tensor) -> Tensor:
+    return clamps(x, dropout=model.p if model.training else 0.0)
+
+
+def scales_by_dtype_and_mode(model: Masked, x: Tensor) -> Tensor:
+    drop = model.p if model.training else 0.0
+    scale = 1.0 if x.dtype == torch.float32 else (2.0 if drop else 3.0)
+    return functional.dropout(x * scale, drop)
+
+
+def cuts_in_eval(model: Masked, x: Tensor) -> Tensor:
+    drop = model.p if model.training else 0.0
+    for row, _ in enumerate([0] * x.shape[1]):
+        if row > 9 and not drop:
+            x = x[:, :10]
+    return functional.dropout(x, drop)
+
+
 def is_for_half_in_training(model: Masked, x: Tensor) -> Tensor:
     return x * 2 if model.training and x.dtype == torch.float64 else x
 
@@ -108,6 +132,9 @@ ELSE: dict[str, Step] = {
     "a scale": scales_in_training,
     "a scale in eval mode": scales_in_eval,
     "a scale by what is called dropout": drops_and_scales,
+    "a dtype in a function": clamps_in_eval,
+    "a constant by dtype and mode": scales_by_dtype_and_mode,
+    "a loop": cuts_in_eval,
     "a dtype": is_for_half_in_training,
     "a scale called dropout": lambda model, x: x * (model.p if model.training else 0.0),
 }

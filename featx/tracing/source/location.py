@@ -22,7 +22,7 @@ _FUTURE = reduce(or_, [getattr(__future__, name).compiler_flag for name in __fut
 
 
 # Functions of Python that read local variables by their names.
-_BY_NAME = frozenset({"locals", "vars", "eval", "exec"})
+BY_NAME = frozenset({"locals", "vars", "eval", "exec"})
 # Python 3.11 raises SystemError where two threads parse at the same time.
 _ATTEMPTS = 5
 
@@ -146,7 +146,7 @@ def loads_of_local(target: ast.expr, frame: FrameType) -> list[tuple[ast.AST, as
     definition = None if source is None else source.function_of(code)
     if source is None or definition is None or not isinstance(target, ast.Name):
         return None
-    if not _BY_NAME.isdisjoint(code.co_names):
+    if not BY_NAME.isdisjoint(code.co_names):
         return None
     if target.id not in code.co_varnames and target.id not in code.co_cellvars:
         return None
