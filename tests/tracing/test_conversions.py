@@ -85,6 +85,18 @@ def test_conversion_of_a_size_is_part_of_the_graph(lines: tuple[str, ...]) -> No
     assert int is builtins.int
 
 
+def test_a_dtype_of_numpy_is_no_other_use_of_the_name() -> None:
+    model = forward_of(
+        "numbers = np.array([1.5]).astype(int) + np.zeros(1, dtype=int) + np.ones(1).astype(dtype=float)",
+        "return x.view(int(x.shape[0] / 2), -1) * float(numbers[0])",
+        extra="import numpy as np",
+    )
+    graph = featx.trace(model, torch.rand(4, 16))
+    for shape in ((4, 16), (6, 16), (10, 4)):
+        x = torch.rand(shape)
+        assert torch.equal(graph(x), model(x))
+
+
 @pytest.mark.parametrize(
     ("lines", "extra"),
     [

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import featx
 
@@ -70,6 +72,28 @@ def closes_over(x: Tensor) -> int:
     return 2 if isinstance(get(), int) else 3
 
 
+class Windows:
+    """Has a method and an operator that are called like those of tensors."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def view(self, size: object) -> Tensor:
+        return self.x * 2 if isinstance(size, int) else self.x * 3
+
+    __getitem__ = view
+
+
+def block(x: Tensor, count: object) -> Tensor:
+    return x * 2 if isinstance(count, int) else x * 3
+
+
+def key_of_a_dict(x: Tensor) -> int:
+    places: dict[Any, int] = {}
+    places[np.prod(x.shape[2:])] = 1
+    return 2 if isinstance(next(iter(places)), int) else 3
+
+
 class Asks:
     def __rmul__(self, other: object) -> int:
         return 2 if isinstance(other, int) else 3
@@ -88,6 +112,8 @@ FOLLOWED: dict[str, Forward] = {
     "cached": lambda x, h, w: x / cached_root(h),
     "plus a truth value": lambda x, h, w: x * (np.ceil(h / 8) + (h % 8 > 100)),
     "times a truth value": lambda x, h, w: x * (True * np.sqrt(h)),
+    "index of a slice": lambda x, h, w: x.flatten(2)[..., : np.prod([h, 1])],
+    "a method of what torch computes": lambda x, h, w: nn.functional.relu(x * 2).view(-1, np.prod([4, h, w])),
     "root of a product": lambda x, h, w: x / np.sqrt(np.prod(x.shape[1:])),
     "root of a product by math": lambda x, h, w: x / math.sqrt(np.prod(x.shape[1:])),
     "product, annotated": lambda x, h, w: annotated(x),
@@ -120,6 +146,13 @@ FOLLOWED: dict[str, Forward] = {
     "times a ratio": lambda x, h, w: np.ceil(h / 8) / np.floor(w / 4) * x,
 }
 READ: dict[str, Forward] = {
+    "an index of an object": lambda x, h, w: Windows(x)[np.prod([h, w])],
+    "a slice of an object": lambda x, h, w: Windows(x)[: np.prod([h, w])],
+    "an argument of a method of an object": lambda x, h, w: Windows(x).view(np.prod([h, w])),
+    "an argument of a function that torch calls": lambda x, h, w: checkpoint(
+        block, x, np.prod([h, w]), use_reentrant=False
+    ),
+    "a key of a dict": lambda x, h, w: x * key_of_a_dict(x),
     "an int times a truth value": lambda x, h, w: x * 2 if isinstance(np.prod([h, w]) * True, int) else x * 3,
     "an argument of a method called as one of tensors": lambda x, h, w: Resizes().resize(x, np.prod([h, w])),
     "an item of a set": lambda x, h, w: x * 2 if isinstance({np.prod([h, w])}.pop(), int) else x * 3,

@@ -74,6 +74,8 @@ class _PassThrough(ReplacedGlobal):
         return result
 
     def __getattr__(self, name: str) -> Any:
+        if name == "dtype" and (self.function is int or self.function is float) and "numpy" in sys.modules:
+            return sys.modules["numpy"].dtype(self.function)  # numpy asks for it at `array.astype(int)`
         return getattr(self.function, name)
 
     def __instancecheck__(self, instance: object) -> bool:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from featx.ir.effects import MeasuredEffects
 from featx.ir.node import Node
 from featx.tracing.guards.scalars import TracedNumber, pin_all, plain_numbers, shown_number
 from featx.tracing.objects.arrays import is_array_of_numbers, tensor_of
+from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.signals import Untraceable
 from featx.tree import tree_leaves
 
@@ -90,6 +92,7 @@ class SizeArrays:
         recorder = self._recorder
         arguments, keywords = recorder.create_args(named_args), recorder.create_kwargs(named_kwargs)
         node = recorder.add_unnamed_node("call_function", function, arguments, keywords)
+        node.meta["effects"] = MeasuredEffects()
         if any(isinstance(leaf, TracedNumber) and leaf.is_disguised for leaf in leaves):
             shown = {key: _as_shown(item) for key, item in named_kwargs.items()}
             array = _disguised(function, _as_shown(named_args), shown)
@@ -146,7 +149,7 @@ def _with_names_of_dtypes(value: Any) -> Any:
     """Return `value` with dtypes in tuples and lists as their names, which generated code can write."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(_with_names_of_dtypes, value))
-    numpy = sys.modules["numpy"]
+    numpy, value = sys.modules["numpy"], original_of(value)
     is_dtype = (
         isinstance(value, numpy.dtype) or any(value is kind for kind in (bool, int, float)) or _is_scalar_class(value)
     )

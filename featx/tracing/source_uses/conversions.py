@@ -17,13 +17,14 @@ from typing import Any
 from featx.tracing.source.location import parse
 
 CONVERSIONS = ("int", "float", "len")
+_NUMPY = ("np", "numpy")
 _BY_EQUALITY = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 
 def converts_by_calls_alone(filename: str, namespace: dict[str, Any]) -> bool:
     """Say whether all functions in the file with these globals use these names where it does not matter.
 
-    That is for calls, in isinstance(), and in comparisons by equality: `type(x) in (int, float)`.
+    That is for calls, in isinstance(), in comparisons by equality (`type(x) in (int, float)`), and as dtypes of numpy.
 
     Parses the file, once.
     """
@@ -59,6 +60,8 @@ def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
             yield from node.args[1:]
         elif node.func.id == "map" and isinstance(node.args[0], ast.Name):
             yield node.args[0]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield from _dtypes_for_numpy(node, node.func)
     elif isinstance(node, ast.Compare) and all(isinstance(each, _BY_EQUALITY) for each in node.ops):
         yield from filter(_is_of_names, (node.left, *node.comparators))
     # Annotations inside functions: those of local names are not evaluated, and the others do not matter.
@@ -66,6 +69,14 @@ def _harmless_uses(node: ast.AST) -> Iterator[ast.AST]:
         yield node.annotation
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.returns is not None:
         yield node.returns
+
+
+def _dtypes_for_numpy(call: ast.Call, function: ast.Attribute) -> Iterator[ast.AST]:
+    """Yield what `array.astype(int)` and `np.zeros(n, dtype=int)` take for a dtype. Numpy asks it for its `dtype`."""
+    is_of_numpy = isinstance(function.value, ast.Name) and function.value.id in _NUMPY
+    named = [each.value for each in call.keywords if each.arg == "dtype"]
+    yield from named if is_of_numpy else []
+    yield from [*call.args[:1], *named] if function.attr == "astype" else []
 
 
 def _is_of_names(node: ast.AST) -> bool:

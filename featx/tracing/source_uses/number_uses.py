@@ -13,11 +13,12 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
 
+from featx.ir.torch_layers import is_torch_layer
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.source.calls import meant_at
 from featx.tracing.source.frames import is_library_code
@@ -28,12 +29,8 @@ _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 # Functions of Python that make a number of Python of one of numpy, or do not ask for its class; those of `math` as they
 # are on import, which a trace replaces.
 _OF_NUMBERS = (int, float, range, abs, print, *filter(callable, vars(math).values()))
-# Python modules whose functions take an int of numpy as one of Python.
-_TAKING_NUMBERS = ("math", "torch", "torch.nn.functional")
-# Methods of tensors that do so, by which a tensor that is no plain name is known as well.
-_METHODS_OF_SIZES = frozenset(
-    "view reshape expand repeat tile narrow unflatten new_zeros new_ones new_empty new_full split chunk".split()
-)
+# Functions of torch that call others.
+_CALLING = frozenset({"cond", "compile", "vmap", "while_loop", "multi_head_attention_forward"})
 # What is followed of arrays.
 _ATTRIBUTES_OF_ARRAYS = frozenset("ndim shape size all any astype copy max mean min prod sum tolist".split())
 _FUNCTIONS_OF_ARRAYS = frozenset("all amax amin any array_equal max mean min prod sum".split())
@@ -151,27 +148,58 @@ def _is_argument(value: ast.AST, parent: ast.AST | None, frame: FrameType) -> bo
     while isinstance(parent, (ast.Tuple, ast.List, ast.Starred, ast.keyword, ast.Slice)):
         value, parent = parent, parent_of(parent, frame)
     if isinstance(parent, ast.Subscript):
-        return parent.slice is value
+        return parent.slice is value and (_is_tensor(parent.value, frame) or _is_sequence(parent.value, frame))
     return isinstance(parent, ast.Call) and parent.func is not value and _takes_numbers(parent.func, frame)
 
 
 def _takes_numbers(function: ast.expr, frame: FrameType) -> bool:
     """Say whether a call takes a number of numpy as one of Python: `int(n)`, `x.view(n)`, `torch.zeros(n)`."""
     called = meant_at(function, frame)
-    if isinstance(called, type):
-        return any(called is each for each in _OF_NUMBERS)
-    if called is not None:
-        home = str(getattr(called, "__module__", "")).partition(".")
-        is_of_torch = home[0] == "torch" and not home[2].startswith("jit")
-        return is_of_torch or _is_ufunc(called) or any(called is each for each in _OF_NUMBERS)
-    if not isinstance(function, ast.Attribute):
-        return False
-    owner = meant_at(function.value, frame)
-    if isinstance(owner, ModuleType):
-        return owner.__name__ in _TAKING_NUMBERS
-    if isinstance(function.value, ast.Name):
-        return isinstance(owner, torch.Tensor) and hasattr(torch.Tensor, function.attr)
-    return function.attr in _METHODS_OF_SIZES and isinstance(function.value, (ast.Call, ast.BinOp, ast.Subscript))
+    if called is None:
+        return isinstance(function, ast.Attribute) and _is_method_of_tensor(function, frame)
+    return _is_of_torch(called) or _is_ufunc(called) or any(called is each for each in _OF_NUMBERS)
+
+
+def _is_of_torch(called: Any) -> bool:
+    """Say whether a function is one of torch that calls no code of the model."""
+    name = getattr(called, "__name__", "")
+    places = (vars(torch).get(name), vars(torch.nn.functional).get(name))
+    return not isinstance(called, type) and any(called is each for each in places) and name not in _CALLING
+
+
+def _is_tensor(expression: ast.expr, frame: FrameType) -> bool:
+    """Say whether an expression gives a tensor: a name of one, and what torch makes of it."""
+    match expression:
+        case ast.BinOp():
+            return _is_tensor(expression.left, frame) or _is_tensor(expression.right, frame)
+        case ast.Subscript():
+            return _is_tensor(expression.value, frame)
+        case ast.Call(func=ast.Attribute() as function) if meant_at(function, frame) is None:
+            is_layer = is_torch_layer(type(_known_value(function, frame)))
+            return is_layer or _is_method_of_tensor(function, frame)
+        case ast.Call():
+            return _is_of_torch(meant_at(expression.func, frame))
+        case _:
+            return isinstance(_known_value(expression, frame), torch.Tensor)
+
+
+def _is_method_of_tensor(function: ast.Attribute, frame: FrameType) -> bool:
+    return hasattr(torch.Tensor, function.attr) and _is_tensor(function.value, frame)
+
+
+def _is_sequence(expression: ast.expr, frame: FrameType) -> bool:
+    return type(_known_value(expression, frame)) in (list, tuple)
+
+
+def _known_value(expression: ast.expr, frame: FrameType) -> Any:
+    """Return the present value of a name, or of an attribute of a module; None where that is unknown."""
+    if not isinstance(expression, ast.Attribute):
+        return meant_at(expression, frame)
+    owner = _known_value(expression.value, frame)
+    if not isinstance(owner, torch.nn.Module):
+        return None
+    held = (owner.__dict__, owner._parameters, owner._buffers, owner._modules)
+    return next((each[expression.attr] for each in held if expression.attr in each), None)
 
 
 def _is_ufunc(called: Any) -> bool:
