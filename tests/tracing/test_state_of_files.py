@@ -188,6 +188,46 @@ def test_state_that_a_graph_would_repeat_is_refused_and_left_as_it_was(
     assert kept_by_files() == before
 
 
+def counting_class() -> tuple[type[Any], Callable[[], int]]:
+    """Return a class that no file names, and a function that counts in it."""
+
+    class Calls:
+        count = 0
+
+    def count() -> int:
+        Calls.count += 1
+        return Calls.count
+
+    return Calls, count
+
+
+class CountsInClass(Base):
+    def __init__(self, holds_class: bool) -> None:
+        super().__init__()
+        calls, count = counting_class()
+        self.count = count
+        if holds_class:
+            self.calls = calls
+            self.count = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.count is not None:
+            return self.linear(x) * float(self.count())
+        self.calls.count += 1
+        return self.linear(x) * float(self.calls.count)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=["extractor", "trace"])
+@pytest.mark.parametrize("holds_class", [True, False])
+def test_a_class_that_no_file_names_counts_on_from_where_it_was(
+    entry: Callable[[nn.Module], Any], holds_class: bool
+) -> None:
+    model = CountsInClass(holds_class).eval()
+    with pytest.raises(featx.TraceError):
+        entry(model)
+    assert torch.equal(model(X), model.linear(X))  # its first call
+
+
 class KeepsLog(Base):
     """Values that nobody reads."""
 

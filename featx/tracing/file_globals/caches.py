@@ -39,7 +39,7 @@ _METHODS = (MethodType, staticmethod, classmethod)
 
 
 class Caches:
-    """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name.
+    """The caches that `namespaces` (globals of Python modules) and `kinds` (classes) name, and classes that are `held`.
 
     `restore` puts them back: a cached function that was called with something new is emptied, and containers and plain
     objects hold again what they held where a plain value (a number, a text, None or a tuple of such) changed, or where
@@ -48,8 +48,10 @@ class Caches:
     O(names).
     """
 
-    def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
-        found = _Names(namespaces, kinds)
+    def __init__(
+        self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type], held: Iterable[FunctionType | type] = ()
+    ) -> None:
+        found = _Names(namespaces, kinds, held)
         # The ids of the globals and classes.
         self.namespaces = found.namespaces
         # Closures in which a decorator keeps a cached function.
@@ -177,7 +179,7 @@ class Caches:
 
 
 class _Names:
-    """What globals and classes name, and what the functions among that hold. O(names).
+    """What globals and classes name, and what the functions among that hold; classes that attributes hold. O(names).
 
     Attributes:
         namespaces: the ids of the globals, and of the members of the classes of modules.
@@ -188,7 +190,9 @@ class _Names:
         values: what is neither a function nor a class.
     """
 
-    def __init__(self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type]) -> None:
+    def __init__(
+        self, namespaces: Iterable[dict[str, Any]], kinds: Iterable[type], held: Iterable[FunctionType | type]
+    ) -> None:
         self.namespaces: set[int] = set()
         self.owners: list[Any] = []
         self.cached: list[Any] = []
@@ -206,6 +210,11 @@ class _Names:
                 self._note(name, value, namespace)
         for function in _with_functions_inside(self._functions):
             self._note_held(function)
+        values = list(held)
+        functions = _with_functions_inside(each for each in values if isinstance(each, FunctionType))
+        values += [contents_of_cell(cell) for function in functions for cell in function.__closure__ or ()]
+        for value in values:
+            self._note_class(value)
 
     def _note(self, name: str, value: Any, namespace: dict[str, Any]) -> None:
         if type(value) in _METHODS:
@@ -218,13 +227,17 @@ class _Names:
         elif isinstance(value, FunctionType):
             self._functions.append(value)
         elif isinstance(value, type):
-            is_here = id(value) not in self._classes and value.__module__ == _name_of(namespace)
-            if is_here and has_defaults(value):
-                self._classes.add(id(value))
-                self.owners.append(value)
-                self.values += [item for key, item in dict(vars(value)).items() if not key.startswith("__")]
+            if value.__module__ == _name_of(namespace):
+                self._note_class(value)
         elif not name.startswith("__"):
             self.values.append(value)
+
+    def _note_class(self, value: object) -> None:
+        is_new = isinstance(value, type) and id(value) not in self._classes
+        if is_new and not _is_of_library(value) and has_defaults(value):
+            self._classes.add(id(value))
+            self.owners.append(value)
+            self.values += [item for key, item in dict(vars(value)).items() if not key.startswith("__")]
 
     def _note_held(self, function: FunctionType) -> None:
         cells = function.__closure__ or ()
@@ -238,7 +251,9 @@ class _Names:
         self.values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
             self.values.append(function.__dict__)
-        self.values += map(contents_of_cell, cells)
+        for value in map(contents_of_cell, cells):
+            self._note_class(value)
+            self.values.append(value)
 
 
 def _holds_of_trace(is_of_trace: Callable[[torch.Tensor], bool], value: Any) -> bool:
@@ -286,8 +301,8 @@ def _with_functions_inside(functions: Iterable[FunctionType]) -> Iterator[Functi
         pending += [each for each in held if isinstance(each, FunctionType)]
 
 
-def _is_of_library(function: FunctionType) -> bool:
-    package = str(function.__module__).partition(".")[0]
+def _is_of_library(definition: FunctionType | type) -> bool:
+    package = str(definition.__module__).partition(".")[0]
     return package in ("torch", "featx") or package in sys.stdlib_module_names
 
 

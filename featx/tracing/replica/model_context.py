@@ -81,8 +81,10 @@ class ModelContext:
         self._tensors = ModelTensors(paths)
         self.device = _device_of(self._tensors.all, example)
         self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
-        held = {value for module in paths for value in module.__dict__.values() if type(value) is FunctionType}
-        self.namespaces = globals_of(self.function, self.kinds, held)
+        # Functions and classes that are attributes of modules.
+        self._held = _definitions_in(paths)
+        functions_held = [each for each in self._held if isinstance(each, FunctionType)]
+        self.namespaces = globals_of(self.function, self.kinds, functions_held)
         self.results = KnownResults()
         self.later_names = KnownLaterNames()
         # The globals in which calls of `int`, `float` and `len` are followed; traces find them out.
@@ -101,7 +103,7 @@ class ModelContext:
         # Caches that earlier calls of the model have filled, by path and name, with what replicas have in their place.
         # None as long as that is not known.
         self.caches_before: Mapping[tuple[str, str], Any] | None = None
-        self.caches = Caches(self.namespaces, self.kinds)
+        self.caches = Caches(self.namespaces, self.kinds, self._held)
         self.passing = PassThroughs([*places, *self.caches.closures])
         self._outer_values: OuterValues | None = None
 
@@ -153,7 +155,7 @@ class ModelContext:
             self.caches.forget_left()
         self.caches.note_threads()
         if not self.caches.are_untouched():
-            earlier_caches, self.caches = self.caches, Caches(self.namespaces, self.kinds)
+            earlier_caches, self.caches = self.caches, Caches(self.namespaces, self.kinds, self._held)
             self.caches.take_left(earlier_caches)
             if self._outer_values is not None:
                 earlier, self._outer_values = self._outer_values, self._new_outer_values()
@@ -203,6 +205,16 @@ class ModelTensors:
         """Whether some tensor that is no parameter is memory of one."""
         parameters = {memory_of(tensor) for tensor in self.all if isinstance(tensor, nn.Parameter)}
         return any(memory_of(tensor) in parameters for tensor in self.all if not isinstance(tensor, nn.Parameter))
+
+
+def _definitions_in(modules: Iterable[nn.Module]) -> list[FunctionType | type]:
+    """Return the functions and classes among the attributes of modules, each once. O(attributes)."""
+    found: dict[FunctionType | type, None] = {}
+    for module in modules:
+        for value in module.__dict__.values():
+            if isinstance(value, (FunctionType, type)):
+                found[value] = None
+    return list(found)
 
 
 def refuse_uninitialized(root: nn.Module) -> None:
