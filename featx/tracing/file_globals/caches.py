@@ -210,7 +210,7 @@ class _Names:
                 self._note(name, value, namespace)
         for function in _with_functions_inside(self._functions):
             self._note_held(function)
-        values = list(held)
+        values: list[Any] = list(held)
         functions = _with_functions_inside(each for each in values if isinstance(each, FunctionType))
         values += [contents_of_cell(cell) for function in functions for cell in function.__closure__ or ()]
         for value in values:
@@ -233,8 +233,9 @@ class _Names:
             self.values.append(value)
 
     def _note_class(self, value: object) -> None:
-        is_new = isinstance(value, type) and id(value) not in self._classes
-        if is_new and not _is_of_library(value) and has_defaults(value):
+        if not isinstance(value, type) or id(value) in self._classes:
+            return
+        if not _is_of_library(value) and has_defaults(value):
             self._classes.add(id(value))
             self.owners.append(value)
             self.values += [item for key, item in dict(vars(value)).items() if not key.startswith("__")]
