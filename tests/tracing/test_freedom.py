@@ -438,6 +438,45 @@ def test_example_may_be_as_long_as_the_model_takes(limit: Callable[[Any, torch.T
         extractor(torch.rand(2, 9, 4))
 
 
+def counts_if_small(x: torch.Tensor) -> torch.Tensor:
+    return x * float(sum([1] * x.shape[1])) if x.shape[1] <= 8 else x
+
+
+# Decisions that are others for longer inputs; and whether shorter ones are free.
+LARGER: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "above a number": (lambda x: x * 2 if x.shape[1] > 10 else x, True),
+    "a product above a number": (lambda x: x * 2 if x.shape[1] * x.shape[2] > 40 else x, True),
+    "not above a number": (lambda x: x if x.shape[1] <= 10 else x * 2, True),
+    "equal to a number": (lambda x: x * 2 if x.shape[1] == 8 else x, False),
+    "a count of C code": (lambda x: x * 2 if len([0] * x.shape[1]) > 10 else x, False),
+    "a count of C code below a number": (counts_if_small, False),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_a_decision_about_longer_inputs_leaves_shorter_ones_free(name: str) -> None:
+    function, is_free = LARGER[name]
+
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(self.linear(x))
+
+    model = Decides()
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(2, 8, 4), adaptive=False)
+    for length in (8, 5, 3, 10, 11, 30):
+        x = torch.rand(2, length, 4)
+        try:
+            found = extractor(x)["output"]
+        except featx.SpecializationError:
+            assert length > 10 or not is_free
+        else:
+            assert torch.equal(found, model(x))
+
+
 BRANCHES: dict[str, Callable[[Any], bool]] = {
     "product": lambda shape: bool(np.prod(shape) == 6 * 1237),
     "array": lambda shape: np.array(shape)[0] > 5000,

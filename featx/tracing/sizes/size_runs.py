@@ -9,10 +9,13 @@ from dataclasses import replace
 import torch
 
 from featx.errors import FeatxError
+from featx.ir.equality import first_difference
+from featx.ir.node import Node
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
 from featx.tracing.guards.disguises import Disguise, disguise_as_a_bit_larger, disguise_as_larger
+from featx.tracing.guards.guards import check_decision
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.sizes.groups import Group
 from featx.tracing.sizes.outcomes import (
@@ -60,6 +63,7 @@ class SizeRuns:
         codes: the code of the model that may have run.
         all_larger: as what C code sees the numbers in place of which others come: the first one as a rule.
         sizes: for groups that the model takes at some other sizes only, the size to try.
+        has_decided_otherwise: whether the last run has gone another way at a decision of which the graph has a check.
     """
 
     def __init__(self, request: TraceRequest, trace: ExampleTrace, *, before: ExampleTrace | None) -> None:
@@ -67,6 +71,7 @@ class SizeRuns:
         self.inputs: list[torch.Tensor] = []
         self.codes = trace.final_checks.codes_that_may_have_run()
         self.sizes: dict[Group, OtherSize] = {}
+        self.has_decided_otherwise = False
         self._request = request
         self._trace = trace
         self._most_computed = request.tracer.computed + max(_RUNS_IN_ALL * trace.computed, _FEWEST_ELEMENTS)
@@ -84,6 +89,7 @@ class SizeRuns:
             is_limited: it does not run for real where such runs have computed a lot.
         """
         disguise = disguise or self.all_larger[0]
+        self.has_decided_otherwise = False
         if self._trace.is_real:
             outcome = self.outcome_without_values(groups, disguise)
             if outcome is not None and (outcome.is_free or self._trace.is_large):
@@ -106,6 +112,7 @@ class SizeRuns:
             self._leave_if_changed()
         if self._is_same(again):
             return FREE
+        self.has_decided_otherwise = _is_decision(first_difference(again.graph, self._trace.graph))
         return CHANGED if again.early_stop_reason is None else BROKE_OFF
 
     def outcome_at_once(self, groups: list[Group], disguise: Disguise) -> Outcome:
@@ -177,6 +184,14 @@ class SizeRuns:
             for number, group in enumerate(groups)
             for dim in group.dims
         }
+
+
+def _is_decision(difference: tuple[Node, Node] | None) -> bool:
+    """Say whether graphs differ first in the answers to one question."""
+    if difference is None:
+        return False
+    checks = [node.args[1:2] for node in difference if node.target is check_decision]
+    return len(checks) == 2 and all(type(answer) is bool for (answer,) in checks) and checks[0] != checks[1]
 
 
 def _reason(groups: list[Group], changes: Mapping[Dim, int], disguise: Disguise) -> str:

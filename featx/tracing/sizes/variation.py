@@ -264,6 +264,10 @@ class Variation:
             outcomes = (self.runs.outcome_without_values([group], disguise) for disguise in self.runs.all_larger)
             return FREE if all(outcome == FREE for outcome in outcomes) else NOT_ALONE
         outcome = self.runs.outcome([group])
+        may_be_free_below = self.runs.has_decided_otherwise and not self._trace.is_real and not self._is_compared(group)
+        if may_be_free_below and is_likely and group.position > 0 and group.size > 1:
+            # `if height * width > 4000:`, of which the graph has a check.
+            return self._free_if(group, outcome, lambda dim, size, number: size // 2)
         if group.position > 0 and outcome in (FREE, CHANGED):  # else it ended early
             self._runs_left = max(self._runs_left - 1, 0)
         if group.position == 0 or not outcome.is_refusal or self._is_compared(group):
