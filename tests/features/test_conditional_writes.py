@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torchvision.models import detection
 
 import featx
 
@@ -23,9 +24,37 @@ def average(model):
     model.scale.add_(1)
 
 
+def maybe(model, z):
+    if z.abs().mean() > 50:
+        model.book.expire()
+
+
+def maybe_by_second(z, model):
+    if z.abs().mean() > 50:
+        model.book.expire()
+
+
+def maybe_part(z, book=None):
+    if z.abs().mean() > 50:
+        book.expire()
+
+
+def through(z, *others):
+    maybe_part(z, *others)
+
+
+def ends(boxes, others):
+    if others.sum() > 50:
+        boxes = boxes.to(torch.float64)
+    return boxes
+
+
 class Helper:
     def fix(self, buffer):
         buffer.add_(1)
+
+    def note(self, value):
+        pass
 
 
 class Codebook(nn.Module):
@@ -56,6 +85,7 @@ class Model(nn.Module):
         y = self.books[0](self.book(x)) * self.scale * self.factor * self.counts["n"]
         y = self.before(y)
         z = self.after(y)
+        CALL
         if z.abs().mean() > 50:
             STATEMENT
         return z
@@ -82,11 +112,27 @@ WRITES = [
     "list(map(self.fix, [self.scale]))",
     RETURNS,
 ]
+# What is called in any case, and decides by itself.
+CALLS = [
+    "maybe(self, z)",
+    "maybe_by_second(z, self)",
+    "maybe_by_second(z=z, model=self)",
+    "maybe_part(z, self.book)",
+    "maybe_part(z, book=self.books[0])",
+    "through(z, self.book)",
+    "run = maybe; run(self, z)",
+    "for each in self.books: maybe_part(z, each)",
+]
+# Functions of which the first parameter is no module; what leaves a loop leaves nothing around it.
+HARMLESS_CALLS = [
+    "z = ends(z, z * 2)",
+    "for row in z.unbind():\n            if row.sum() > 1e9: break\n        self.helper.note(z)",
+]
 HARMLESS = ["z = z * 2", "z = self.after(z)", "z = z.relu()", "z = self.book(z)", "z = z + self.scale.mean()"]
 
 
-def made(statement: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    (folder / "written_model.py").write_text(SOURCE.replace("STATEMENT", statement))
+def made(statement: str, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str = "pass") -> nn.Module:
+    (folder / "written_model.py").write_text(SOURCE.replace("STATEMENT", statement).replace("CALL", call))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "written_model", raising=False)
     torch.manual_seed(0)
@@ -94,11 +140,13 @@ def made(statement: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Mo
 
 
 @pytest.mark.parametrize("adaptive", [False, None])
-@pytest.mark.parametrize("statement", WRITES)
+@pytest.mark.parametrize(
+    ("statement", "call"), [*((each, "pass") for each in WRITES), *(("pass", each) for each in CALLS)]
+)
 def test_no_value_is_that_of_a_state_which_the_model_has_changed(
-    statement: str, adaptive: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    statement: str, call: str, adaptive: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = made(statement, tmp_path, monkeypatch)
+    model = made(statement, tmp_path, monkeypatch, call)
     twin, found = copy.deepcopy(model), list[torch.Tensor]()
     twin.before.register_forward_hook(lambda module, args, result: found.append(result.clone()))
     extractor = featx.create_feature_extractor(model, ["before"], example_inputs=torch.rand(2, 6), adaptive=adaptive)
@@ -115,11 +163,13 @@ def test_no_value_is_that_of_a_state_which_the_model_has_changed(
         assert adaptive is None
 
 
-@pytest.mark.parametrize("statement", HARMLESS)
+@pytest.mark.parametrize(
+    ("statement", "call"), [*((each, "pass") for each in HARMLESS), *(("pass", each) for each in HARMLESS_CALLS)]
+)
 def test_what_follows_is_left_out_where_nothing_is_written(
-    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    statement: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = made(statement, tmp_path, monkeypatch)
+    model = made(statement, tmp_path, monkeypatch, call)
     extractor = featx.create_feature_extractor(model, ["before"], example_inputs=torch.rand(2, 6))
     assert "after" not in extractor.code
     x = torch.rand(2, 6) * 1e4
@@ -127,3 +177,19 @@ def test_what_follows_is_left_out_where_nothing_is_written(
     model.before.register_forward_hook(lambda module, args, result: found.append(result))
     model(x)
     assert torch.equal(extractor(x)["before"], found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn", "fcos_resnet50_fpn"])
+def test_detection_is_left_out_behind_the_features_of_its_backbone(name: str) -> None:
+    is_ssd = name.startswith("ssd")
+    sizes = {} if is_ssd else {"min_size": 96, "max_size": 128}
+    model = getattr(detection, name)(weights=None, weights_backbone=None, **sizes).eval()
+    layer = "backbone.features.0.0" if is_ssd else "backbone.body.layer1"
+    extractor = featx.create_feature_extractor(model, [layer], suppress_diff_warning=True).eval()
+    assert len(extractor.graph.nodes) < 40
+    x, found = [torch.rand(3, 90, 120)], list[torch.Tensor]()
+    model.get_submodule(layer).register_forward_hook(lambda module, args, result: found.append(result))
+    with torch.no_grad():
+        model(x)
+        assert torch.equal(extractor(x)[layer], found[0])

@@ -66,8 +66,17 @@ def _tests_that_may_leave(statement: ast.AST) -> Tests:
     """Return the conditions in a statement that decide whether what follows it runs."""
     if not isinstance(statement, ast.stmt):
         return ()
+    leaving = _leaving_in(statement)
     branches = (each for each in ast.walk(statement) if isinstance(each, (ast.If, ast.While)))
-    return tuple(each.test for each in branches if any(isinstance(inner, _LEAVING) for inner in ast.walk(each)))
+    return tuple(each.test for each in branches if any(id(inner) in leaving for inner in ast.walk(each)))
+
+
+def _leaving_in(node: ast.AST, *, is_in_loop: bool = False) -> set[int]:
+    """Return the ids of the statements inside one that leave it: not those that leave a loop in it, or go on there."""
+    if isinstance(node, _LEAVING):
+        return set() if is_in_loop and not isinstance(node, ast.Return) else {id(node)}
+    inner = is_in_loop or isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+    return set[int]().union(*(_leaving_in(each, is_in_loop=inner) for each in ast.iter_child_nodes(node)))
 
 
 def names_variable(test: ast.expr, variables: Collection[str]) -> bool:

@@ -10,24 +10,28 @@ import ast
 import builtins
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from types import FunctionType
+from typing import NamedTuple, TypeGuard
 
 from torch import nn
 
 from featx.ir.module_effects import module_writes_state
 from featx.ir.torch_layers import is_of_torch, is_torch_layer
+from featx.tracing.objects.plain_objects import is_plain_value
 from featx.tracing.source.assignments import assigned_values
-from featx.tracing.source.calls import name_called
+from featx.tracing.source.calls import called_in, name_called
 from featx.tracing.source.conditions import Conditions, names_variable
 from featx.tracing.source.frames import Line
-from featx.tracing.source.location import definition_of
+from featx.tracing.source.location import Function, definition_of
 from featx.tracing.source.parameters import Parameters
-from featx.tracing.source.reachable import functions_reached
+from featx.tracing.source.reachable import function_behind, functions_reached
 from featx.tracing.source_writes.state_writes import GIVING_STATE, StateWrite, may_write_state
 
 # The attributes between a module and an object that it has, and `_ITEM` for an item of what they lead to.
 _Chain = tuple[str, ...]
 _ITEM = "[]"
+# One that is longer is cut off.
+_LONGEST_CHAIN = 4
 _WRITE_STATISTICS = ("batch_norm", "instance_norm")
 # Methods that a module has from torch and that write its tensors or its mode.
 _WRITING = frozenset(
@@ -87,6 +91,8 @@ def _owner(module: nn.Module, path: str, use: _Use) -> str | None:
         return f"{owner}.{name}".lstrip(".") if use.is_set else None
     if use.is_set:
         return owner
+    if name in module.__dict__ and is_plain_value(module.__dict__[name]):  # which nothing can write
+        return None
     if not use.method:  # it is passed on
         is_module = not rest or name == _ITEM or name in GIVING_STATE
         return owner if is_module or hasattr(type(module), name) else None
@@ -112,15 +118,103 @@ def _may_write(module: nn.Module) -> bool:
 @lru_cache(maxsize=1024)
 def _uses_of(kind: type[nn.Module], forward: object) -> tuple[_Use, ...]:
     found: list[_Use] = []
-    for function, _ in functions_reached(forward, kind):
-        definition = definition_of(function)
-        parameters = None if definition is None else Parameters(definition)
-        if definition is not None and parameters is not None and parameters.positional:
-            own, assigned = parameters.positional[0], assigned_values(definition)
-            variables = (parameters.named | assigned.keys()) - {own}
-            places = _Places(function.__code__.co_filename, own, assigned)
-            found += places.uses(_under_conditions(definition, variables))
+    for code in _codes_with_module(kind, forward):
+        found += code.uses()
     return tuple(dict.fromkeys(found))
+
+
+class _Code:
+    """The code of a function that may get a module, or what one has.
+
+    Args:
+        function: the function.
+        definition: its syntax.
+        parameters: its parameters.
+        own: the one that may be that.
+        chain: where it is, from the module whose forward method runs.
+
+    Attributes:
+        assigned: the values that it assigns to variables.
+    """
+
+    def __init__(
+        self, function: FunctionType, definition: Function, parameters: Parameters, own: str, chain: _Chain
+    ) -> None:
+        self.function = function
+        self.definition = definition
+        self.parameters = parameters
+        self.own = own
+        self.chain = chain
+        self.assigned = assigned_values(definition)
+        self._places = _Places(function.__code__.co_filename, own, self.assigned)
+
+    def uses(self) -> Iterator[_Use]:
+        """Yield what the code does with it under conditions."""
+        variables = (self.parameters.named | self.assigned.keys()) - {self.own}
+        for use in self._places.uses(_under_conditions(self.definition, variables)):
+            yield use._replace(chain=(*self.chain, *use.chain))
+
+    def passed_to(self, other: FunctionType, parameters: Parameters) -> set[tuple[str, _Chain]]:
+        """Return which parameters of another function may be `own` or what that has, and where that is.
+
+        Where the function is named for anything else than a call, any may be.
+        """
+        name, called, found = other.__name__, set[int](), set[tuple[str, _Chain]]()
+        for call in filter(_is_call, ast.walk(self.definition)):
+            target = called_in(call, self.function)
+            called.add(id(call.func))
+            if function_behind(target) is other or (target is None and name_called(call) == name):
+                found |= self._given(call, parameters)
+        names = [each for each in ast.walk(self.definition) if isinstance(each, (ast.Name, ast.Attribute))]
+        is_value = any(name == _name_in(each) and id(each) not in called for each in names)
+        return found | self._as_any(parameters) if is_value else found
+
+    def _given(self, call: ast.Call, parameters: Parameters) -> set[tuple[str, _Chain]]:
+        if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+            return self._as_any(parameters)
+        places = [*parameters.positional, *[""] * len(call.args)]  # more go to *args
+        given = [*zip(places, call.args, strict=False), *((each.arg or "", each.value) for each in call.keywords)]
+        found = {(name, (*self.chain, *chain)) for name, value in given for chain in self._places.chains_of(value)}
+        is_known = all(name in parameters.named and len(chain) <= _LONGEST_CHAIN for name, chain in found)
+        return found if is_known else self._as_any(parameters)
+
+    def _as_any(self, parameters: Parameters) -> set[tuple[str, _Chain]]:
+        return {(name, (*self.chain[:_LONGEST_CHAIN], _ITEM)) for name in parameters.every}
+
+
+def _codes_with_module(kind: type[nn.Module], forward: object) -> list[_Code]:
+    """Return the functions that a call of `forward` may run and that may get the module or a part, for each parameter.
+
+    The first parameter of methods is the module.
+    """
+    methods = {id(function_behind(each)) for base in kind.__mro__ for each in vars(base).values()}
+    found: list[_Code] = []
+    others: list[tuple[FunctionType, Function, Parameters]] = []
+    for function, is_first in functions_reached(forward, kind):
+        definition = definition_of(function)
+        if definition is None:
+            continue
+        parameters = Parameters(definition)
+        if parameters.positional and (is_first or id(function) in methods):
+            found.append(_Code(function, definition, parameters, parameters.positional[0], ()))
+        else:
+            others.append((function, definition, parameters))
+    known = set[tuple[int, str, _Chain]]()
+    for code in found:  # which grows
+        for function, definition, parameters in others:
+            for own, chain in sorted(code.passed_to(function, parameters)):
+                if (id(function), own, chain) not in known:
+                    known.add((id(function), own, chain))
+                    found.append(_Code(function, definition, parameters, own, chain))
+    return found
+
+
+def _name_in(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr
+
+
+def _is_call(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call)
 
 
 class _Places:
@@ -141,6 +235,10 @@ class _Places:
                 for target in targets:
                     if isinstance(target, (ast.Attribute, ast.Subscript)):
                         yield from (_Use(lines, chain, is_set=True) for chain in self._chains(target) if chain)
+
+    def chains_of(self, node: ast.AST) -> set[_Chain]:
+        """Return where an expression leads from the parameter."""
+        return self._chains(node)
 
     def _of_call(self, call: ast.Call, lines: frozenset[Line]) -> Iterator[_Use]:
         if isinstance(call.func, ast.Attribute):
