@@ -26,6 +26,9 @@ def check_decision(value: Any, expected: Any, what: str, when_compiled: str = "c
     if when_compiled in ("no", "pass") and is_compiled:
         if when_compiled == "no" and expected:
             raise SpecializationError(f"{what}: make the code with an example whose mask has a 0, to compile it")
+    elif isinstance(value, (bool, torch.SymBool)) and isinstance(expected, bool):
+        if (True if value else False) is not expected:  # noqa: SIM210 - bool() of a symbolic one is not compiled
+            raise SpecializationError(f"{what}: {not expected} now, {expected} on the example")
     elif not bool(value == expected) and not (value != value and expected != expected):
         raise SpecializationError(f"{what}: {value!r:.80} now, {expected!r:.80} on the example")
 

@@ -28,7 +28,7 @@ from featx.features.describing.info import FeatureInfos
 from featx.features.dual import DualGraphModule
 from featx.features.own_conversion import check_conversion
 from featx.features.shared_tensors import tensors_kept_shared
-from featx.tracing.environment.compiler import not_compiled_itself
+from featx.tracing.environment.compiler import not_compiled, not_compiled_itself
 from featx.tracing.sizes.outcomes import FreeDims
 
 # From inputs, and what is known of the dimensions of others by mode, to an extractor.
@@ -118,6 +118,8 @@ class AdaptiveExtractor(nn.Module):
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
         args, kwargs = inputs_by_name(self.traced_model, args, kwargs)
+        if torch.compiler.is_compiling():  # into one graph: it sees the first one alone
+            return self._in_mode(self.extractors[0])(*args, **kwargs)
         given, kwargs = kwargs, self._with_defaults(len(args), kwargs)
         traced: dict[DualGraphModule, _Traced] = self._traced
         # By mode, as a graph may hold in one and not in the other.
@@ -147,6 +149,7 @@ class AdaptiveExtractor(nn.Module):
         self._note_use(extractor)
         return result
 
+    @not_compiled
     def _check(self, extractor: DualGraphModule) -> None:
         """Raise where the graph of `extractor` in the present mode does not go together with those of the others."""
         traced: dict[DualGraphModule, _Traced] = self._traced
@@ -165,6 +168,7 @@ class AdaptiveExtractor(nn.Module):
         traced: dict[DualGraphModule, _Traced] = self._traced
         return [each for each in self.extractors if training in traced[each].checked]
 
+    @not_compiled
     def _note_use(self, extractor: DualGraphModule) -> None:
         """Note that an extractor ran, and drop the one that has not for longest where there are too many."""
         used: list[DualGraphModule] = self._used
@@ -188,17 +192,20 @@ class AdaptiveExtractor(nn.Module):
         yield from map(self._in_mode, self.extractors)
         yield self._in_mode(self._traced_for(Example(args, kwargs, "this input")))
 
+    @not_compiled
     def _traced_for(self, example: Example) -> DualGraphModule:
         known = (self._in_mode(each).graph for each in self.extractors)
         dims = self.extractors[0].meta["free_dims"]
         return trace_for_input(lambda: self._build(example, dims), known)
 
+    @not_compiled
     def _with_defaults(self, count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         return with_defaults(self._in_mode(self.extractors[0]).graph, count, kwargs)
 
     def _in_mode(self, extractor: DualGraphModule) -> DualGraphModule:
         return extractor if extractor.training is self.training else extractor.train(self.training)
 
+    @not_compiled_itself
     def _attempt(self, extractor: DualGraphModule, args: Any, kwargs: Any) -> dict[str, Any] | None:
         runner = self._in_mode(extractor)
         try:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 import featx
@@ -306,3 +307,52 @@ def test_an_extractor_of_a_causal_model_without_a_mask_is_exported() -> None:
     extractor = featx.create_feature_extractor(model, {"norm": "last"}, example_inputs=example).eval()
     exported = torch.export.export(extractor, (), example).module()
     torch.testing.assert_close(exported(**example)["last"], model(**example).last_hidden_state)
+
+
+class Decides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        return x * 2 if x.shape[2] > 40 or x.shape[3] % 7 == 6 else x
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_decision_about_sizes_is_compiled_for_other_sizes() -> None:
+    """From the second size on, the compiler has symbolic numbers and truth values."""
+    torch.compiler.reset()
+    model = Decides().eval()
+    extractor = featx.create_feature_extractor(
+        model, ["output"], example_inputs=torch.rand(1, 3, 32, 32), adaptive=False
+    )
+    compiled = torch.compile(extractor, backend="eager")
+    for size in (32, 38, 36):
+        x = torch.rand(1, 3, size, size)
+        assert torch.equal(compiled(x)["output"], model(x))
+    with pytest.raises(featx.SpecializationError, match="True now, False on the example"):
+        compiled(torch.rand(1, 3, 48, 36))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_adaptive_extractor_is_compiled_graph_by_graph() -> None:
+    torch.compiler.reset()
+    resnet = torchvision.models.resnet18(weights=None).eval()
+    for fullgraph in (False, True):
+        whole = featx.create_feature_extractor(
+            resnet, ["layer1"], example_inputs=torch.rand(1, 3, 32, 32), adaptive=True
+        )
+        x = torch.rand(2, 3, 40, 40)
+        compiled = torch.compile(whole.eval(), backend="eager", fullgraph=fullgraph)
+        assert torch.equal(compiled(x)["layer1"], whole(x)["layer1"])
+    model = Decides().eval()
+    extractor = featx.create_feature_extractor(
+        model, ["output"], example_inputs=torch.rand(1, 3, 32, 32), adaptive=True
+    )
+    compiled = torch.compile(extractor, backend="eager")
+    for size in (32, 64, 36, 48, 34):
+        x = torch.rand(1, 3, size, size)
+        assert torch.equal(compiled(x)["output"], model(x))

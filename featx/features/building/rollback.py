@@ -146,6 +146,7 @@ def _written_by(graph: Graph, effects: Effects) -> Iterator[str]:
 class _PythonStates:
     """The attributes of the modules at some paths of a module and of all that is in them."""
 
+    @not_compiled
     def __init__(self, module: nn.Module, paths: tuple[str, ...]) -> None:
         inside = (modules_of(operator.attrgetter(path)(module)) for path in paths)
         modules = {each: None for each in chain.from_iterable(inside) if not isinstance(each, torch.jit.ScriptModule)}
@@ -153,6 +154,7 @@ class _PythonStates:
         values = chain.from_iterable(each.__dict__.values() for each in modules)
         self._tensors = [SavedTensor(value) for value in values if isinstance(value, torch.Tensor)]
 
+    @not_compiled
     def restore(self) -> None:
         for state in self._attributes:
             state.restore()
@@ -166,6 +168,7 @@ class _Snapshot:
     Of the module, these are its buffers and the tensors at the paths `written`.
     """
 
+    @not_compiled
     def __init__(self, module: nn.Module, written: tuple[str, ...], inputs: Any) -> None:
         values = [*module.buffers(), *(operator.attrgetter(path)(module) for path in written), *tree_leaves(inputs)]
         tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
@@ -173,6 +176,7 @@ class _Snapshot:
         self._generator = rng_state()
         self._on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
+    @not_compiled
     def restore(self) -> None:
         for each in self._saved:
             each.restore()

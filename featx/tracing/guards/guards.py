@@ -66,7 +66,8 @@ def check_decision(value: Any, expected: Any, what: str, when_compiled: str = "c
             raise SpecializationError(f"{what}: {_COMPILED}")
     elif not _is_same(value, expected):
         hint = _DRAWN if when_compiled == "drawn" else _hint()
-        raise SpecializationError(f"{what}: {_short(value)} now, {_short(expected)} on the example. {hint}.")
+        found = not expected if _are_truth_values(value, expected) else value
+        raise SpecializationError(f"{what}: {_short(found)} now, {_short(expected)} on the example. {hint}.")
 
 
 @runtime_check
@@ -332,9 +333,16 @@ def require_mode(graph: "Graph", training: bool, reason: str) -> None:
 def _is_same(value: Any, expected: Any) -> bool:
     if isinstance(value, torch.Tensor):  # torch.jit.trace makes tensors of sizes, and compares none with a bool
         return bool(value) is expected if isinstance(expected, bool) else bool(value == expected)
+    if _are_truth_values(value, expected):
+        return expected if value else not expected
     if isinstance(expected, float) and expected != expected:
         return bool(value != value)
     return bool(value == expected)
+
+
+def _are_truth_values(value: Any, expected: Any) -> bool:
+    """Say whether both are; torch.compile has symbolic ones, which it neither compares with a bool nor writes."""
+    return isinstance(value, (bool, torch.SymBool)) and isinstance(expected, bool)
 
 
 def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
