@@ -264,3 +264,21 @@ class Wrapper(nn.Module):
 def test_a_name_that_cannot_exist_is_told_ahead_of_what_cannot_be_followed(name: str) -> None:
     with pytest.raises(featx.NodeNameError, match=f"No node '{name}' in Wrapper"):
         featx.create_feature_extractor(Wrapper().eval(), [name], example_inputs=torch.rand(2, 4))
+
+
+class TakesList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: Any) -> torch.Tensor:
+        return self.conv(torch.stack(images))
+
+
+def test_a_list_that_is_taken_for_several_inputs_is_told_of() -> None:
+    image = torch.rand(3, 8, 8)
+    with pytest.raises(TypeError) as raised:
+        featx.create_feature_extractor(TakesList(), ["conv"], example_inputs=[image])
+    assert "for one list: ([a, b],)" in "".join(raised.value.__notes__)
+    extractor = featx.create_feature_extractor(TakesList(), ["conv"], example_inputs=([image],))
+    assert extractor([image])["conv"].shape == (1, 4, 6, 6)

@@ -201,3 +201,24 @@ def test_attribute_that_forward_takes_out_of_what_a_module_returned(way: str, na
     found = featx.create_feature_extractor(model, names, example_inputs=x)(x)
     assert vars(found["output"]).keys() == {"y"}
     assert torch.equal(found["output"].y, model(x).y)
+
+
+class ReturnsSizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Returns(lambda y: (y, y.shape[-1:], y.shape, y.shape[1:] + (2,)))
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y, *sizes = self.part(x)
+        return self.last(y), *sizes
+
+
+@pytest.mark.parametrize("names", [["part"], ["part", "part.linear"], ["output"], ["output", "part.linear"]])
+def test_sizes_are_returned_as_such_whatever_else_is_asked_for(names: list[str]) -> None:
+    model = ReturnsSizes()
+    extractor = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))
+    x = torch.rand(5, 4)
+    found, expected = extractor(x)[names[0]], (model.part if names[0] == "part" else model)(x)
+    assert [type(each) for each in found[1:]] == [torch.Size] * 3
+    assert found[1:] == expected[1:]

@@ -30,6 +30,9 @@ class ModelInputs:
     def __init__(self, model: nn.Module, example_inputs: Any, concrete_args: dict[str, Any] | None) -> None:
         self._model = model
         self.given = None if example_inputs is None else given_example(model, example_inputs)
+        # A list that was taken for several inputs, and may be meant as one.
+        is_list = self.given is not None and type(example_inputs) is list
+        self._is_list_of_inputs = is_list and self.given is not None and self.given.args[:1] != (example_inputs,)
         self.guessed: Example | None = None
         self.fixed = concrete_args
         self.missing: str | None = None
@@ -100,6 +103,8 @@ class ModelInputs:
         shapes = ", ".join(str(tuple(each.shape)) for each in tensors) or "none"
         name = type(self._model).__name__
         error.add_note(f"{name} raised this on example_inputs, whose tensors have the shapes {shapes}")
+        if self._is_list_of_inputs:
+            error.add_note("A list is taken for the inputs of forward, one after the other; for one list: ([a, b],)")
         for each in example.args:
             if isinstance(each, Mapping) and holds_inputs(self._model, each):
                 error.add_note(f"A {type(each).__name__} has inputs by name; pass it with two stars: **inputs")

@@ -407,7 +407,10 @@ class Recorder(TracerBase):
             origin = self.lineage.get(a)
             if origin is not None:
                 return self.node_of(origin)
-            return a if kind is torch.device else self.create_args(a)
+            if kind is torch.device:
+                return a
+            sizes = self.create_args(a)
+            return sizes if self._returned is None else self._returned.size(sizes)
         return super().create_arg(a)
 
     def create_unnamed_arg(self, a: Any) -> Argument:

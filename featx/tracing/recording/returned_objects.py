@@ -7,6 +7,8 @@ from dataclasses import is_dataclass
 from numbers import Number
 from typing import Any, cast
 
+import torch
+
 from featx.ir.arguments import Argument
 from featx.ir.node import Node
 from featx.rebuilding import attributes_of, rebuild_object
@@ -46,6 +48,10 @@ class ReturnedObjects:
             items = [self._create_arg(item) for item in cast("set[Any]", value)]
             return self._create_node("call_function", kind, (items,), {})
         return None
+
+    def size(self, sizes: tuple[Argument, ...]) -> Node:
+        """Return a call that makes a `torch.Size`, which a graph would hold as a tuple."""
+        return self._create_node("call_function", torch.Size, (sizes,), {})
 
     def _call_method(self, name: str, value: Any) -> Node:
         return self._create_node("call_method", name, (value,), {})
