@@ -214,9 +214,11 @@ class Recorder(TracerBase):
         if self.call_record is not None:
             self.call_record.returned_inputs[id(alias)] = tensor
         if self.compared_alias is None and frame is not None and compares_objects(frame.f_code):
-            if not self.is_compared and source_of(frame.f_code, frame.f_globals) is not None:
+            has_source = source_of(frame.f_code, frame.f_globals) is not None
+            if not self.is_compared and has_source:
                 raise Untraceable(MAY_COMPARE)
-            self.compared_alias = self.scope.module_path, describe(frame)
+            missing = "" if has_source else " (it has no source to tell: put the model into a file)"
+            self.compared_alias = self.scope.module_path, describe(frame) + missing
 
     # -- values ------------------------------------------------------------------------------------------------------
 
