@@ -118,8 +118,8 @@ class AdaptiveExtractor(nn.Module):
             SpecializationError: forward may read what it has left in an attribute in a call with other inputs.
         """
         args, kwargs = inputs_by_name(self.traced_model, args, kwargs)
-        if torch.compiler.is_compiling():  # into one graph: it sees the first one alone
-            return self._in_mode(self.extractors[0])(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # into one graph: it sees the one that ran last
+            return self._in_mode(self._held_last.get(self.training, self.extractors[0]))(*args, **kwargs)
         given, kwargs = kwargs, self._with_defaults(len(args), kwargs)
         traced: dict[DualGraphModule, _Traced] = self._traced
         # By mode, as a graph may hold in one and not in the other.

@@ -122,6 +122,9 @@ CALLS = [
     "through(z, self.book)",
     "run = maybe; run(self, z)",
     "for each in self.books: maybe_part(z, each)",
+    # `else` of a loop is not in that loop: its `break` leaves the one around it.
+    "while True:\n            for row in z: pass\n            else:\n                if z.abs().mean() <= 50: break\n"
+    "            self.book.expire()\n            break",
 ]
 # Functions of which the first parameter is no module; what leaves a loop leaves nothing around it.
 HARMLESS_CALLS = [

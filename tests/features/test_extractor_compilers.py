@@ -356,3 +356,9 @@ def test_an_adaptive_extractor_is_compiled_graph_by_graph() -> None:
     for size in (32, 64, 36, 48, 34):
         x = torch.rand(1, 3, size, size)
         assert torch.equal(compiled(x)["output"], model(x))
+    for size in (64, 32):  # the graph of that case
+        x = torch.rand(1, 3, size, size)
+        extractor(x)
+        for strict in (False, True):
+            exported = torch.export.export(extractor.eval(), (x,), strict=strict)
+            assert torch.equal(exported.module()(x)["output"], model(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -282,3 +283,14 @@ def test_a_list_that_is_taken_for_several_inputs_is_told_of() -> None:
     assert "for one list: ([a, b],)" in "".join(raised.value.__notes__)
     extractor = featx.create_feature_extractor(TakesList(), ["conv"], example_inputs=([image],))
     assert extractor([image])["conv"].shape == (1, 4, 6, 6)
+
+
+class TakesArray(nn.Module):
+    def forward(self, array: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(array) + x
+
+
+def test_a_list_of_inputs_may_hold_an_array() -> None:
+    inputs = [np.ones(3, np.float32), torch.rand(3)]
+    extractor = featx.create_feature_extractor(TakesArray(), ["add"], example_inputs=inputs)
+    assert torch.equal(extractor(*inputs)["add"], inputs[1] + 1)

@@ -31,8 +31,8 @@ class ModelInputs:
         self._model = model
         self.given = None if example_inputs is None else given_example(model, example_inputs)
         # A list that was taken for several inputs, and may be meant as one.
-        is_list = self.given is not None and type(example_inputs) is list
-        self._is_list_of_inputs = is_list and self.given is not None and self.given.args[:1] != (example_inputs,)
+        is_one_input = self.given is None or any(each is example_inputs for each in self.given.args)
+        self._is_list_of_inputs = type(example_inputs) is list and not is_one_input
         self.guessed: Example | None = None
         self.fixed = concrete_args
         self.missing: str | None = None

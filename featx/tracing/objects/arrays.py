@@ -19,7 +19,7 @@ _CONSTRUCTORS = ("zeros", "ones", "full", "linspace", "arange")
 # Those that make an array of the items of a sequence.
 _OF_ITEMS = ("array", "asarray")
 # Those that make one number of a sequence.
-_REDUCTIONS = ("prod", "sum", "max", "min", "amax", "amin", "mean")
+REDUCTIONS = ("prod", "sum", "max", "min", "amax", "amin", "mean")
 
 
 def is_array(value: object) -> bool:
@@ -43,6 +43,13 @@ def is_of_numpy(function: object) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == "numpy"
 
 
+def is_ufunc(function: Any) -> bool:
+    """Say whether a function is a universal function of numpy that gives one result."""
+    numpy = sys.modules["numpy"]
+    is_one = isinstance(function, numpy.ufunc) and function.nout == 1
+    return is_one and vars(numpy).get(function.__name__) is function
+
+
 def array_of_scalar(value: Any) -> Any:
     """Return a scalar of numpy as an array, if a number of Python would give a tensor of another dtype; else `value`.
 
@@ -57,7 +64,7 @@ def functions_of_sizes() -> dict[str, Any]:
 
     None where numpy is not loaded.
     """
-    return _functions(*_CONSTRUCTORS, *_OF_ITEMS, *_REDUCTIONS)
+    return _functions(*_CONSTRUCTORS, *_OF_ITEMS, *REDUCTIONS)
 
 
 def is_array_constructor(function: Any) -> bool:
@@ -72,7 +79,7 @@ def is_of_given_items(function: Any) -> bool:
 
 def is_reduction(function: Any) -> bool:
     """Say whether a function is one of numpy that makes a number of a sequence of them: `np.prod`."""
-    return _is_one_of(_REDUCTIONS, function)
+    return _is_one_of(REDUCTIONS, function)
 
 
 def _functions(*names: str) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from featx.tracing.guards.scalars import TracedInt, TracedNumber, in_numpy, pin_all, plain_numbers
-from featx.tracing.objects.arrays import functions_of_sizes, is_reduction
+from featx.tracing.objects.arrays import functions_of_sizes, is_reduction, is_ufunc
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.recording.numpy_numbers import NumpyNumbers, is_number, kind_of_64_bits
 from featx.tracing.source.frames import is_of_featx
-from featx.tracing.source_uses.number_uses import is_used_as_array, is_used_as_number
+from featx.tracing.source_uses.number_uses import is_used_as_array
 from featx.tracing.source_uses.syntax_queries import is_in_try
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class NumpyArrays:
         """Return what stands in for an array of these items, or for the one of them; or it, with its numbers fixed."""
         if items.ndim == 0:
             item = items[()]
-            return item if type(item) is not TracedInt or self._may_be_number() else self.numbers.fixed(item)
+            return item if type(item) is not TracedInt or self.numbers.may_be_int() else self.numbers.fixed(item)
         array = TracedArray(self, items)
         is_traced = any(isinstance(item, TracedNumber) for item in items.flat)
         return array if is_traced and self._may_be_array() else fixed(array)
@@ -66,8 +66,7 @@ class NumpyArrays:
         """Answer a universal function of arrays and numbers."""
         numpy = sys.modules["numpy"]
         known = list(map(_as_objects, inputs))
-        is_of_numpy = vars(numpy).get(ufunc.__name__) is ufunc and ufunc.nout == 1
-        if not is_of_numpy or any(operand is None for operand in known):
+        if not is_ufunc(ufunc) or any(operand is None for operand in known):
             return ufunc(*map(fixed, inputs))
         operands = numpy.broadcast_arrays(*known)
         items = numpy.empty(operands[0].shape, object)
@@ -92,10 +91,6 @@ class NumpyArrays:
     def _may_be_array(self) -> bool:
         frame = self._recorder.model_frame()
         return frame is not None and is_used_as_array(frame)
-
-    def _may_be_number(self) -> bool:
-        frame = self._recorder.model_frame()
-        return frame is not None and is_used_as_number(frame)
 
 
 class TracedArray:

@@ -15,6 +15,7 @@ import torch
 
 from featx.ir.effects import MeasuredEffects
 from featx.tracing.guards.scalars import TracedNumber, in_numpy, pin_all
+from featx.tracing.objects.arrays import is_ufunc
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.source_uses.number_uses import is_used_as_number
 
@@ -41,8 +42,7 @@ class NumpyNumbers:
 
     def apply(self, ufunc: Any, inputs: tuple[Any, ...]) -> Any:
         """Answer a universal function: `np.log2(n)`."""
-        is_of_numpy = vars(sys.modules["numpy"]).get(ufunc.__name__) is ufunc
-        if is_of_numpy and ufunc.nout == 1 and all(map(is_number, inputs)):
+        if is_ufunc(ufunc) and all(map(is_number, inputs)):
             return self.compute(ufunc, inputs)
         return ufunc(*map(self.fixed, inputs))
 
@@ -84,7 +84,7 @@ class NumpyNumbers:
             raise
         kind = type(result)
         is_known = kind in (int, float, numpy.bool_, numpy.int64, numpy.float64)
-        if not is_known or self._is_in_errstate() or (kind is numpy.int64 and not is_item and not self._may_be_int()):
+        if not is_known or self._is_in_errstate() or (kind is numpy.int64 and not is_item and not self.may_be_int()):
             pin_all(numbers)
             return result
         recorder = self._recorder
@@ -117,7 +117,7 @@ class NumpyNumbers:
         pin_all((number,))
         return in_numpy(number)
 
-    def _may_be_int(self) -> bool:
+    def may_be_int(self) -> bool:
         """Say whether a traced int may stand in for one of numpy in the code that runs."""
         frame = self._recorder.model_frame()
         return frame is not None and is_used_as_number(frame)

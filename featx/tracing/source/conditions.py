@@ -75,8 +75,10 @@ def _leaving_in(node: ast.AST, *, is_in_loop: bool = False) -> set[int]:
     """Return the ids of the statements inside one that leave it: not those that leave a loop in it, or go on there."""
     if isinstance(node, _LEAVING):
         return set() if is_in_loop and not isinstance(node, ast.Return) else {id(node)}
-    inner = is_in_loop or isinstance(node, (ast.For, ast.AsyncFor, ast.While))
-    return set[int]().union(*(_leaving_in(each, is_in_loop=inner) for each in ast.iter_child_nodes(node)))
+    is_loop = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+    inside = node.body if is_loop else []  # `else` of a loop is not in it
+    found = (_leaving_in(each, is_in_loop=is_in_loop or each in inside) for each in ast.iter_child_nodes(node))
+    return set[int]().union(*found)
 
 
 def names_variable(test: ast.expr, variables: Collection[str]) -> bool:

@@ -150,8 +150,14 @@ def loads_of_local(target: ast.expr, frame: FrameType) -> list[tuple[ast.AST, as
         return None
     if target.id not in code.co_varnames and target.id not in code.co_cellvars:
         return None
-    names = (node for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == target.id)
-    return [(node, source.parents[node]) for node in names if isinstance(node.ctx, ast.Load)]
+    return loads_in(definition, source, target)
+
+
+def loads_in(definition: Function, source: Source, target: ast.expr) -> list[tuple[ast.AST, ast.AST]]:
+    """Return the places that read a variable in a definition, each with the node around it; none if it is no name."""
+    names = (node for node in ast.walk(definition) if isinstance(node, ast.Name))
+    wanted = target.id if isinstance(target, ast.Name) else None
+    return [(node, source.parents[node]) for node in names if node.id == wanted and isinstance(node.ctx, ast.Load)]
 
 
 def position_of(code: CodeType, offset: int) -> Position:

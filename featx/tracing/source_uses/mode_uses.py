@@ -13,12 +13,18 @@ from typing import Any
 
 from featx.ir.operator_facts import facts_of
 from featx.tracing.source.calls import called_in, is_own_function, meant_at, name_called
-from featx.tracing.source.location import BY_NAME, definition_of, loads_of_local, node_at, parent_of, source_of
+from featx.tracing.source.location import (
+    BY_NAME,
+    definition_of,
+    loads_in,
+    loads_of_local,
+    node_at,
+    parent_of,
+    source_of,
+)
 
 # How far a value is followed from function to function.
 _MOST_CALLS = 4
-# A value, and the syntax around it.
-_Use = tuple[ast.AST, ast.AST | None]
 # Returns the places that read a local variable, or None where there may be others.
 _Loads = Callable[[ast.expr], "list[tuple[ast.AST, ast.AST]] | None"]
 
@@ -62,7 +68,7 @@ class _Code:
         self,
         called: Callable[[ast.Call], Any],
         parent: Callable[[ast.AST], ast.AST | None],
-        loads: Callable[[ast.expr], list[tuple[ast.AST, ast.AST]] | None],
+        loads: _Loads,
         is_closed_over: Callable[[str], bool],
         depth: int = 0,
     ) -> None:
@@ -118,16 +124,10 @@ def _passes_on(function: FunctionType, argument: int | str | None, depth: int) -
     name = names[argument] if isinstance(argument, int) and argument < code.co_argcount else argument
     if not isinstance(name, str) or name not in names or not BY_NAME.isdisjoint(code.co_names):
         return False
-
-    def loads(target: ast.expr) -> list[tuple[ast.AST, ast.AST]]:
-        found = [each for each in ast.walk(definition) if isinstance(each, ast.Name)]
-        wanted = getattr(target, "id", None)
-        return [(each, source.parents[each]) for each in found if each.id == wanted and isinstance(each.ctx, ast.Load)]
-
     inner = _Code(
         called=lambda call: called_in(call, function),
         parent=source.parents.get,
-        loads=loads,
+        loads=lambda target: loads_in(definition, source, target),
         is_closed_over=lambda each: each in code.co_cellvars,
         depth=depth,
     )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from featx.ir.torch_layers import is_torch_layer
+from featx.tracing.objects.arrays import REDUCTIONS, is_ufunc
 from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.source.calls import meant_at
 from featx.tracing.source.frames import is_library_code
@@ -32,8 +33,8 @@ _OF_NUMBERS = (int, float, range, abs, print, *filter(callable, vars(math).value
 # Functions of torch that call others.
 _CALLING = frozenset({"cond", "compile", "vmap", "while_loop", "multi_head_attention_forward"})
 # What is followed of arrays.
-_ATTRIBUTES_OF_ARRAYS = frozenset("ndim shape size all any astype copy max mean min prod sum tolist".split())
-_FUNCTIONS_OF_ARRAYS = frozenset("all amax amin any array_equal max mean min prod sum".split())
+_ATTRIBUTES_OF_ARRAYS = frozenset({"ndim", "shape", "size", "all", "any", "astype", "copy", "tolist", *REDUCTIONS})
+_FUNCTIONS_OF_ARRAYS = frozenset({"all", "any", "array_equal", *REDUCTIONS})
 # Flags of the code of generators and coroutines, whose values go to other code than that which calls them.
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -157,7 +158,7 @@ def _takes_numbers(function: ast.expr, frame: FrameType) -> bool:
     called = meant_at(function, frame)
     if called is None:
         return isinstance(function, ast.Attribute) and _is_method_of_tensor(function, frame)
-    return _is_of_torch(called) or _is_ufunc(called) or any(called is each for each in _OF_NUMBERS)
+    return _is_of_torch(called) or is_ufunc(called) or any(called is each for each in _OF_NUMBERS)
 
 
 def _is_of_torch(called: Any) -> bool:
@@ -202,11 +203,6 @@ def _known_value(expression: ast.expr, frame: FrameType) -> Any:
     return next((each[expression.attr] for each in held if expression.attr in each), None)
 
 
-def _is_ufunc(called: Any) -> bool:
-    numpy = sys.modules["numpy"]
-    return isinstance(called, numpy.ufunc) and vars(numpy).get(called.__name__) is called
-
-
 # -- arrays --------------------------------------------------------------------------------------------------------
 
 
@@ -241,7 +237,7 @@ def _takes_array(call: ast.Call, frame: FrameType) -> bool:
         return _is_used(call, frame, _is_argument)
     if call.keywords or called is len:
         return called is len
-    if _is_ufunc(called):
+    if is_ufunc(called):
         return len(call.args) == called.nin
     name = getattr(called, "__name__", "")
     is_of_numpy = original_of(vars(sys.modules["numpy"]).get(name)) is called
