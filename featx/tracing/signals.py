@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from featx.errors import TraceError
 from featx.libraries import advice_for
 from featx.tracing.source.frames import describe, line_of, user_frame
 
@@ -179,3 +180,9 @@ class ModifiedFromOutside(UnsupportedSideEffect):
 
 # The errors with which a further run may end: whoever asked for it goes on without it.
 GAVE_UP = (Diverged, NeedsRealValues, Exception)
+
+
+def error_that_refuses(name: str, what: str, place: str = "", advice: str = "") -> TraceError:
+    """Return the error that says what keeps the model `name` from being traced, in which code, and what to do."""
+    where = f"{what} {place}".rstrip(" ,")
+    return TraceError(f"cannot trace {name}: {where}. To go on, {advice or KEEP_WHOLE_ADVICE}.")

@@ -245,18 +245,18 @@ class Interrupted(nn.Module):
     """Is interrupted in the run that `LEFT` counts down to."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if next(LEFT) == 0:
+        if LEFT() == 0:
             raise KeyboardInterrupt
         return x + 1
 
 
-LEFT: Iterator[int] = iter(())
+LEFT: Callable[[], int] = iter(()).__next__
 
 
 @pytest.mark.parametrize("run", [0, 1])
 def test_interrupt_reaches_the_caller_through_contexts_that_the_trace_hears(
     run: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(globals(), "LEFT", iter(range(run, -100, -1)))
+    monkeypatch.setitem(globals(), "LEFT", iter(range(run, -100, -1)).__next__)
     with pytest.raises(KeyboardInterrupt):
         featx.trace(Switching(nn.Sequential(Interrupted())), X)

@@ -228,6 +228,13 @@ def test_a_class_that_no_file_names_counts_on_from_where_it_was(
     assert torch.equal(model(X), model.linear(X))  # its first call
 
 
+@pytest.mark.parametrize("holds_class", [True, False])
+def test_a_symbolic_trace_leaves_the_count_of_a_class_that_no_file_names(holds_class: bool) -> None:
+    model = CountsInClass(holds_class).eval()
+    featx.symbolic_trace(model)
+    assert torch.equal(model(X), model.linear(X))  # its first call
+
+
 class KeepsLog(Base):
     """Values that nobody reads."""
 

@@ -20,6 +20,7 @@ from featx.tracing.objects.module_parts import tensors_of
 from featx.tracing.objects.structure import copy_structure
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.side_effects.foreign_tensors import ForeignTensors
+from featx.tracing.signals import Untraceable, error_that_refuses
 from featx.tracing.stand_ins.kernels import Kernels
 
 
@@ -46,6 +47,9 @@ def run_plainly(
     `skips_products` convolutions, batch norms in eval mode and linear layers give zeros, which takes a fraction of the
     time. `function_mode` sees the torch
     calls, and `on_write` gets the tensors that each kernel is about to write.
+
+    Raises:
+        TraceError: it advances an iterator that is kept between calls.
     """
     modes, generators, generator = ThreadModes(), SharedGenerators(), TorchGenerator()
     foreign = ForeignTensors(tensor for module in root.modules() for _, tensor in tensors_of(module))
@@ -74,8 +78,11 @@ def run_plainly(
     ]  # fmt: skip
     try:
         try:
+            context.caches.keep_iterators()
             with kernels, function_mode or nullcontext():
                 return PlainRun(variables.run(root, *call_args, **call_kwargs), None)
+        except Untraceable as signal:
+            raise error_that_refuses(context.name, signal.what, signal.place, signal.advice) from signal
         except Exception as error:
             return PlainRun(None, error)
         finally:

@@ -75,6 +75,7 @@ def does_the_same_again(
     try:
         try:
             context.caches.put_left()
+            context.caches.keep_iterators()
             intercept(replica.paths, on_module)
             context.passing.install(_refuse_draw, replay.on_wrapped, recorder.numbers.names_to_follow())
             modes.leave_inference_mode()

@@ -326,6 +326,7 @@ class ExampleTrace:
             context.caches.put_left()
         self._observers.start(hook)
         functions = self._function_calls
+        context.caches.keep_iterators()
         context.passing.install(functions.on_draw, functions.on_call, self.numbers.names_to_follow())
         if not self._is_further:
             self._measured.outer_values = context.outer_values()

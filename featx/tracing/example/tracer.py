@@ -28,7 +28,6 @@ from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.log import RunLog
 from featx.tracing.nodes.leaf_classes import is_leaf_class
-from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext
 from featx.tracing.signals import (
@@ -43,6 +42,7 @@ from featx.tracing.signals import (
     Restart,
     ThreadInterference,
     Untraceable,
+    error_that_refuses,
 )
 from featx.tracing.source.frames import comes_from_featx, line_of, user_frame
 from featx.tree import tensors_in, tree_map
@@ -184,7 +184,9 @@ class ExampleTracer:
                 except NeedsRealValues as error:
                     if is_real or is_without_values:
                         whose = "its weights have" if is_real else "the example has"
-                        raise _error(context.traced, f"the model reads tensor values, and {whose} none", "") from error
+                        raise error_that_refuses(
+                            context.name, f"the model reads tensor values, and {whose} none"
+                        ) from error
                     break
                 except Exception as error:
                     if isinstance(error, NameError) and comes_from_featx(error):
@@ -195,7 +197,7 @@ class ExampleTracer:
                 self.opens_hooked = True
                 return self.trace(root, args, kwargs, find_requested)
             what = f"forward raises {errors[-1]!r} in a trace alone: it may read what a forward hook stores,"
-            raise _error(context.traced, what, "") from errors[-1]
+            raise error_that_refuses(context.name, what) from errors[-1]
         raise errors[-1]
 
     @contextmanager
@@ -331,7 +333,7 @@ class ExampleTracer:
                 advice = error.advice or KEEP_WHOLE_ADVICE
                 if place and find_requested is None and trace.has_calls:
                     advice += f", {REQUEST_EARLIER_ADVICE}"
-                raise _error(context.traced, error.what, place, advice) from error
+                raise error_that_refuses(context.name, error.what, place, advice) from error
             except Restart as error:
                 if before is not None:  # a call that has been broken off cannot come again on the same replica
                     raise Diverged from error
@@ -351,8 +353,3 @@ class ExampleTracer:
         """Observe all calls in later runs, if this one was disturbed for sure, or may have been for the second time."""
         is_sure = not isinstance(error, PossibleThreadInterference) or self._may_be_disturbed
         self.uses_profile_hook, self._may_be_disturbed = self.uses_profile_hook or is_sure, True
-
-
-def _error(root: Any, what: str, place: str, advice: str = "") -> TraceError:
-    where = f"{what} {place}".rstrip(" ,")
-    return TraceError(f"cannot trace {name_of_traced(root)}: {where}. To go on, {advice or KEEP_WHOLE_ADVICE}.")

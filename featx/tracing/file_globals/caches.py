@@ -21,8 +21,9 @@ from featx.libraries import is_logging
 from featx.rebuilding import contents_of_cell
 from featx.tracing.environment.other_threads import OtherThreads
 from featx.tracing.environment.restorers import run_restorers
-from featx.tracing.file_globals.holders import ContextValue, Holder, Variable
-from featx.tracing.file_globals.object_states import ObjectState, is_counter, states_of_objects
+from featx.tracing.file_globals.holders import ContextValue, Defaults, Holder, Variable
+from featx.tracing.file_globals.kept_iterators import KeptIterators
+from featx.tracing.file_globals.object_states import ObjectState, has_own_state, is_counter, states_of_objects
 from featx.tracing.file_globals.pass_through import ClosureVariable, NamespaceVariable
 from featx.tracing.file_globals.wrapping import each_once, globals_named
 from featx.tracing.guards.scalars import TracedNumber
@@ -44,7 +45,8 @@ class Caches:
     `restore` puts them back: a cached function that was called with something new is emptied, and containers and plain
     objects hold again what they held where a plain value (a number, a text, None or a tuple of such) changed, or where
     a tensor of the trace came in; what other threads may have added stays. Arrays, counters and generators of random
-    numbers are set back. A second call that is compared with the first one finds there what that has left (`put_left`).
+    numbers are set back; from `keep_iterators` on, no other iterator can be advanced. A second call that is compared
+    with the first one finds there what that has left (`put_left`).
     O(names).
     """
 
@@ -62,10 +64,13 @@ class Caches:
         self._left: list[tuple[Holder, dict[Any, Any]]] = []
         self._left_tensors: set[int] = set()
         # Their place in a global, a class, a default or a closure is no part of a replica.
-        self._iterators = [value for value in found.values if isinstance(value, Iterator) and not is_counter(value)]
+        values = map(original_of, found.values)
+        self._iterators = [value for value in values if isinstance(value, Iterator) and not is_counter(value)]
+        self.holders += map(Defaults, found.with_defaults)
         self.holders += [ContextValue(value) for value in found.values if isinstance(value, ContextVar)]
         self.holders += map(Holder, containers_in(found.values, DEPTH_IN_MODULES))
         self._states = states_of_objects(self.holders)
+        self._kept_iterators = KeptIterators(self.holders)
         # The states in which calls before this was made have left objects.
         self._states_left: list[ObjectState] = []
         self.note_threads()
@@ -73,6 +78,10 @@ class Caches:
     def note_threads(self) -> None:
         """Take note that a run starts: what other threads add to containers from now on stays there."""
         self._threads = OtherThreads()
+
+    def keep_iterators(self) -> None:
+        """Refuse that this thread advances an iterator, until `restore`. O(iterators)."""
+        self._kept_iterators.replace()
 
     def take_left(self, earlier: Caches) -> None:
         """Take over what calls have left, which `earlier`, of the same names, has put away."""
@@ -136,7 +145,8 @@ class Caches:
             return id(tensor) in self._left_tensors or is_of_trace(tensor)
 
         holds_of_call = functools.partial(_holds_of_trace, is_of_call)
-        restorers: list[Callable[[], object]] = [state.restore for state in self._states]
+        restorers: list[Callable[[], object]] = [self._kept_iterators.put_back]
+        restorers += [state.restore for state in self._states]
         restorers.append(self._empty_functions)
         restore = functools.partial(self._restore_holder, holds_of_call, self._threads.have_run())
         restorers += [functools.partial(restore, holder) for holder in self.holders]
@@ -187,6 +197,7 @@ class _Names:
         cached: cached functions.
         closures: the variables of closures that hold one, with their names.
         variables: other variables of closures, by name.
+        with_defaults: functions one of whose defaults has a state of its own.
         values: what is neither a function nor a class.
     """
 
@@ -198,6 +209,7 @@ class _Names:
         self.cached: list[Any] = []
         self.closures: list[NamespaceVariable] = []
         self.variables: list[tuple[str, CellType]] = []
+        self.with_defaults: list[FunctionType] = []
         self.values: list[Any] = []
         self._functions: list[FunctionType] = []
         bases = {base for kind in kinds for base in kind.__mro__}
@@ -249,7 +261,12 @@ class _Names:
                 self.closures.append((ClosureVariable(cell), name))
             else:
                 self.variables.append((name, cell))
-        self.values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        by_name = function.__kwdefaults__ or {}
+        self.values += [*(function.__defaults__ or ()), *by_name.values()]
+        if any(map(has_own_state, function.__defaults__ or ())):
+            self.with_defaults.append(function)
+        if any(map(has_own_state, by_name.values())):
+            self.owners.append(by_name)
         if function.__dict__ or function.__name__ in function.__code__.co_names:  # it may set attributes of its own
             self.values.append(function.__dict__)
         for value in map(contents_of_cell, cells):

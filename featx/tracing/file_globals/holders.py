@@ -71,6 +71,10 @@ class Holder:
         """Return what it held of some classes, with keys or places."""
         return [(key, item) for key, item in self._before.items() if type(item) in kinds]
 
+    def items(self) -> Collection[Any]:
+        """Return what it held."""
+        return self._before.values()
+
     def replaced(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the constants and plain objects among what it holds `now` that are others than before, by key."""
         changed = differences(self._before, now)
@@ -109,7 +113,7 @@ class Holder:
             return {}
         plain = tuple(item for item in now.values() if isinstance(item, _NUMBERS_AND_TEXTS))  # also those of a trace
         if isinstance(self.value, _PLAIN):
-            return {Together.ITEMS: tuple(now.values()), Together.PLAIN_ITEMS: plain}
+            return {Together.ITEMS: tuple(map(original_of, now.values())), Together.PLAIN_ITEMS: plain}
         found: dict[Any, Any] = {}
         definitions: list[Any] = []
         for key, item in self._before.items():
@@ -119,7 +123,7 @@ class Holder:
                 if not is_namespace or not (key.startswith("__") or key in vars(builtins)):
                     definitions.append(original_of(now.get(key)))
             elif not (is_namespace and key.startswith("__")):
-                found[key] = now.get(key)
+                found[key] = original_of(now.get(key))
         if not is_namespace:  # the items that are replaced have places of their own
             found[Together.ITEMS] = len(now)
             found[Together.PLAIN_ITEMS] = plain if len(now) != len(self._before) else ()
@@ -204,6 +208,14 @@ class Holder:
         self._put(key, item)
         self._before[key] = item
 
+    def exchange(self, old: Any, new: Any) -> None:
+        """Put `new` in the place of `old`, wherever it holds that. O(items)."""
+        for key, item in self.now().items():
+            if item is old:
+                if isinstance(self.value, set):
+                    self._drop(key)
+                self._put(key, new)
+
     def _put(self, key: Any, item: Any) -> None:
         if item is NO_VALUE:
             self._drop(key)
@@ -238,7 +250,8 @@ class Variable(Holder):
 
     def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the value of the variable; nothing where it held a definition."""
-        return {} if type(self._before[self._name]) in _DEFINITIONS else dict(now)
+        is_definition = type(self._before[self._name]) in _DEFINITIONS
+        return {} if is_definition else {key: original_of(value) for key, value in now.items()}
 
     def holds(self, items: dict[Any, Any]) -> bool:
         """Say whether it holds this very value, which `now` gave."""
@@ -249,6 +262,27 @@ class Variable(Holder):
             del self._cell.cell_contents
         else:
             self._cell.cell_contents = item
+
+
+class Defaults(Holder):
+    """The defaults of a function, by their places."""
+
+    def now(self) -> dict[Any, Any]:
+        """Return the defaults, by their places."""
+        return dict(enumerate(self.value.__defaults__ or ()))
+
+    def outer_values(self, now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return nothing: no code sets the defaults of a function for a call."""
+        return {}
+
+    def holds(self, items: dict[Any, Any]) -> bool:
+        """Say whether it holds these very values, which `now` gave."""
+        now = self.now()
+        return len(now) == len(items) and all(map(operator.is_, now.values(), items.values()))
+
+    def _put(self, key: Any, item: Any) -> None:
+        if item is not NO_VALUE:
+            self.value.__defaults__ = tuple({**self.now(), key: item}.values())
 
 
 class ContextValue(Holder):

@@ -9,10 +9,11 @@ import itertools
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from featx.tracing.file_globals.holders import Holder
+from featx.tracing.objects.plain_objects import PLAIN_TYPES
 
 # Larger ones are tables that are read, and copying them for each run would take longer than it.
 _LARGEST_ARRAY = 1_000_000
@@ -60,19 +61,29 @@ class ObjectState:
 
 def states_of_objects(holders: Iterable[Holder]) -> list[ObjectState]:
     """Return the states of the objects in globals, classes and containers. O(items)."""
-    kinds = dict(_KINDS)
-    numpy = sys.modules.get("numpy")  # which need not be installed
-    if numpy is not None:
-        kinds |= {numpy.ndarray: _of_array, numpy.random.Generator: _of_numpy_generator}
-        kinds[numpy.random.RandomState] = _of_legacy_numpy_generator
+    kinds = _kinds()
     places = ((holder, key, value) for holder in holders for key, value in holder.items_of(kinds))
     found = (kinds[type(value)](holder, key, value) for holder, key, value in places)
     return [state for state in found if state is not None]
 
 
+def has_own_state(value: object) -> bool:
+    """Say whether a value is such an object, or another iterator."""
+    kind = type(value)
+    return kind not in PLAIN_TYPES and (isinstance(value, Iterator) or kind in _kinds())
+
+
 def is_counter(value: object) -> bool:
     """Say whether a value is an `itertools.count` of plain numbers."""
     return type(value) is itertools.count and _CHARACTERS_OF_COUNT.issuperset(repr(value))
+
+
+def _kinds() -> dict[type, Callable[[Holder, Any, Any], ObjectState | None]]:
+    numpy = sys.modules.get("numpy")  # which need not be installed
+    if numpy is None:
+        return _KINDS
+    of_numpy = {numpy.ndarray: _of_array, numpy.random.Generator: _of_numpy_generator}
+    return {**_KINDS, **of_numpy, numpy.random.RandomState: _of_legacy_numpy_generator}
 
 
 def _of_count(holder: Holder, key: Any, count: Any) -> ObjectState | None:

@@ -1,9 +1,10 @@
-"""The tensors of modules, their `forward` and their hooks."""
+"""The tensors of modules, the functions and classes that they hold, their `forward` and their hooks."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     if torch.Tensor in map(type, state.values()):
         found += [(name, value) for name, value in state.items() if type(value) is torch.Tensor]
     return found
+
+
+def definitions_in(modules: Iterable[nn.Module]) -> list[FunctionType | type]:
+    """Return the functions and classes among the attributes of modules, each once. O(attributes)."""
+    values = (value for module in modules for value in module.__dict__.values())
+    return list(dict.fromkeys(value for value in values if isinstance(value, (FunctionType, type))))
 
 
 def parameters_and_buffers(root: nn.Module) -> list[torch.Tensor]:

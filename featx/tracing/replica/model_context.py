@@ -24,7 +24,7 @@ from featx.tracing.file_globals.outer_values import OuterValues
 from featx.tracing.file_globals.pass_through import PassThroughs
 from featx.tracing.file_globals.wrapping import find_names_to_replace, globals_of
 from featx.tracing.nodes.scope import name_of_traced
-from featx.tracing.objects.module_parts import has_forward_hooks, tensors_of
+from featx.tracing.objects.module_parts import definitions_in, has_forward_hooks, tensors_of
 from featx.tracing.replica.interception import has_own_call
 from featx.tracing.replica.replica import Replica, replica_of
 from featx.tracing.signals import UnsupportedSideEffect
@@ -82,7 +82,7 @@ class ModelContext:
         self.device = _device_of(self._tensors.all, example)
         self.kinds = {type(module) for module in paths if type(module).__module__[:9] != "torch.nn."}
         # Functions and classes that are attributes of modules.
-        self._held = _definitions_in(paths)
+        self._held = definitions_in(paths)
         functions_held = [each for each in self._held if isinstance(each, FunctionType)]
         self.namespaces = globals_of(self.function, self.kinds, functions_held)
         self.results = KnownResults()
@@ -205,16 +205,6 @@ class ModelTensors:
         """Whether some tensor that is no parameter is memory of one."""
         parameters = {memory_of(tensor) for tensor in self.all if isinstance(tensor, nn.Parameter)}
         return any(memory_of(tensor) in parameters for tensor in self.all if not isinstance(tensor, nn.Parameter))
-
-
-def _definitions_in(modules: Iterable[nn.Module]) -> list[FunctionType | type]:
-    """Return the functions and classes among the attributes of modules, each once. O(attributes)."""
-    found: dict[FunctionType | type, None] = {}
-    for module in modules:
-        for value in module.__dict__.values():
-            if isinstance(value, (FunctionType, type)):
-                found[value] = None
-    return list(found)
 
 
 def refuse_uninitialized(root: nn.Module) -> None:

@@ -26,11 +26,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from featx.rebuilding import NO_VALUE, contents_of_cell, slots_of
+from featx.tracing.file_globals.kept_iterators import UncopiedIterator
 from featx.tracing.objects.containers import DEPTH_IN_MODULES, LARGE
 from featx.tracing.objects.plain_objects import LIBRARIES, is_plain_object
 from featx.tracing.objects.references import proxied
 from featx.tracing.replica.unfinalized import bare_copy_of
-from featx.tracing.signals import Untraceable
 
 _ATOMS = frozenset(
     {
@@ -155,21 +155,6 @@ class ObjectCopies:
                 return copy.deepcopy(value, memo)
         except (TypeError, RuntimeError):
             return UncopiedIterator(value) if isinstance(value, Iterator) else value
-
-
-class UncopiedIterator:
-    """Takes the place of a generator, or another iterator that cannot be copied, in the copy of a model."""
-
-    def __init__(self, original: Any) -> None:
-        self._kind = type(original).__name__
-
-    def __iter__(self) -> UncopiedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        raise Untraceable(f"forward advances a {self._kind} that is kept between calls")
-
-    send = throw = close = lambda self, *args: next(self)
 
 
 def _list(copies: ObjectCopies, value: list[Any]) -> list[Any]:

@@ -35,11 +35,12 @@ from featx.tracing.nodes.naming import QualifiedNames
 from featx.tracing.nodes.proxy import ParameterProxy, Proxy, failure, find_proxy, refusal
 from featx.tracing.nodes.scope import Scope, name_of_traced
 from featx.tracing.nodes.tracer_base import TracerBase
+from featx.tracing.objects.module_parts import definitions_in
 from featx.tracing.replica.interception import has_backward_hooks, intercept
 from featx.tracing.replica.mode_reads import ModeReads, has_set_mode, mode_of, record_mode_reads
 from featx.tracing.replica.model_context import refuse_ambiguous
 from featx.tracing.replica.replica import Replica, replica_of
-from featx.tracing.signals import ThreadInterference, Untraceable
+from featx.tracing.signals import ThreadInterference, Untraceable, error_that_refuses
 from featx.tracing.source.frames import describe, user_frame
 from featx.tracing.symbolic.constants import RealTensors
 from featx.tracing.symbolic.inputs import bind_inputs, signature_of
@@ -133,9 +134,10 @@ class Tracer(TracerBase):
             raise TraceError(f"cannot trace a {type(root).__name__}; give an nn.Module or a function")
         self.root = root if is_module else nn.Module()
         self.root_module_name = name_of_traced(root)
-        kinds = {type(module) for _, module in walk_modules(self.root)}
+        modules = [module for _, module in walk_modules(self.root)]
+        kinds = set(map(type, modules))
         namespaces = globals_of(getattr(root, self.traced_func_name) if is_module else root, kinds)
-        caches = Caches(namespaces, kinds)
+        caches = Caches(namespaces, kinds, definitions_in(modules))
         self._replica = replica = replica_of(self.root, self.training, caches=caches)
         refuse_ambiguous(replica.paths)
         function = getattr(replica.root, self.traced_func_name) if is_module else root
@@ -154,6 +156,7 @@ class Tracer(TracerBase):
         variables = copy_context()  # what the calls set of context variables goes with this
 
         def call() -> Graph:
+            caches.keep_iterators()
             return variables.run(self._call, replica, function, concrete_args, PassThroughs(places))
 
         try:
@@ -212,9 +215,8 @@ class Tracer(TracerBase):
         try:
             result = self.create_arg(target(*args, **kwargs))
         except Untraceable as signal:
-            what = f"{signal.what} {signal.place}"
             advice = signal.advice or "make the module that does it a leaf (leaf_modules)"
-            raise TraceError(f"cannot trace {self.root_module_name}: {what}. To go on, {advice}.") from signal
+            raise error_that_refuses(self.root_module_name, signal.what, signal.place, advice) from signal
         except Exception as error:
             if self.refused is None and not isinstance(error, FeatxError) and "Proxy" in str(error):
                 # What is written in C, of torch or others, complains of a proxy in its own words.
