@@ -149,7 +149,7 @@ def test_what_a_graph_would_not_repeat_is_refused(kind: type[_Model]) -> None:
 
 
 def test_a_generator_is_refused_with_its_line() -> None:
-    with pytest.raises(TraceError, match=r"advances a generator.*next\(self\.kept\)"):
+    with pytest.raises(TraceError, match=r"advances an iterator .*\(generator\).*next\(self\.kept\)"):
         featx.create_feature_extractor(Iterates(_numbers()), {"relu": "r"}, tracer="symbolic")
 
 
