@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,14 +22,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run the first case alone of each test that has several")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all but the first case of each test with `--one-case`; comes after `-m`, which leaves out others."""
-    if not config.getoption("--one-case"):
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the first case alone of what `parametrize` lists, with `--one-case`: one that is not marked as slow."""
+    if not metafunc.config.getoption("--one-case"):
         return
-    kept = set({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    parametrize: Callable[..., None] = metafunc.parametrize
+
+    def first_alone(argnames: Any, argvalues: Iterable[Any], *args: Any, ids: Any = None, **kwargs: Any) -> None:
+        values = list(argvalues)
+        place = next((place for place, value in enumerate(values) if not _is_slow(value)), 0)
+        one = slice(place, place + 1)
+        ids = ids if ids is None or callable(ids) else list(ids)[one]
+        parametrize(argnames, values[one], *args, ids=ids, **kwargs)
+
+    metafunc.parametrize = first_alone  # type: ignore[method-assign]
+
+
+def _is_slow(value: Any) -> bool:
+    return any(mark.name == "slow" for mark in getattr(value, "marks", ()))
 
 
 def pytest_collection_finish() -> None:

@@ -93,6 +93,7 @@ def test_a_disk_that_is_full_when_a_file_is_opened_is_told(
     assert torch.allclose(table.tensor("y"), expected(net, photos, keys), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("earlier", [False, True])
 def test_write_that_fails_while_the_shard_waits_to_be_finished_leaves_no_file(

@@ -120,6 +120,7 @@ class Waves(nn.Module):
         return self.b(torch.sin(self.a(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [None, 20])
 @pytest.mark.parametrize(("batch_size", "workers"), [(2, 0), (16, 1)])
 def test_errors_are_those_of_samples_all_over_the_source(

@@ -247,6 +247,7 @@ class NormalizesAndCallsAgain(nn.Module):
         return self.block(y / y.norm())
 
 
+@pytest.mark.slow
 def test_model_that_fails_without_convolutions_runs_with_them() -> None:
     model, x = NormalizesAndCallsAgain().eval(), torch.rand(1, 3, 8, 8)
     extractor = featx.create_feature_extractor(model, ["block"])

@@ -279,6 +279,7 @@ def test_what_hooks_store_by_other_ways_is_followed(way: str, has_run: bool) -> 
         assert torch.equal(extractor(x)["output"], model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["output"], ["net.0", "net.1", "output"]])
 def test_queue_that_hooks_fill_keeps_no_trace_waiting(names: list[str]) -> None:
     """Where the hooks do not run, `get` would wait for ever. What is in the queue is a state, which is refused."""

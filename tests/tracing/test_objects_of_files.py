@@ -131,7 +131,7 @@ ENTRIES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [pytest.param("extractor", marks=pytest.mark.slow), "symbolic names", "symbolic"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_objects_are_as_they_were_behind_a_trace(change: Callable[[], float], entry: str) -> None:
     model = Changes(change)
