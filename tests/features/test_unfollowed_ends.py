@@ -159,3 +159,35 @@ def test_the_command_line_lists_them_too(tmp_path: Any) -> None:
 def _with_path(folder: Any) -> dict[str, str]:
     places = [str(folder), str(Path(__file__).parent), str(Path(featx.__file__).parents[1])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
+class Momentum(nn.Module):
+    """In train mode, it assigns `data` of parameters before it computes what both modes return, as MoCo does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = torch.nn.functional.normalize(self.query(x), dim=1)
+        if self.training:
+            self.key.weight.data = self.key.weight.data * 0.99 + self.query.weight.data * 0.01
+        return query @ torch.nn.functional.normalize(self.key(x), dim=1).t()
+
+
+@pytest.mark.filterwarnings("ignore:The nodes of train mode and of eval mode differ:UserWarning")
+@pytest.mark.parametrize("name", ["normalize", "normalize_1", "matmul", "output"])
+def test_a_name_of_eval_mode_that_lies_behind_the_end_in_train_mode(name: str) -> None:
+    model, x = Momentum().eval(), torch.rand(5, 4)
+    extractor = featx.create_feature_extractor(model, [name], example_inputs=x)
+    query, key = (torch.nn.functional.normalize(layer(x), dim=1) for layer in (model.query, model.key))
+    values = {"normalize": query, "normalize_1": key, "matmul": query @ key.t(), "output": model(x)}
+    assert torch.equal(extractor(x)[name], values[name])
+    if name != "normalize":
+        with pytest.raises(featx.TraceError, match="'data' of a tensor is assigned"):
+            extractor.train()(x)
+
+
+def test_a_misspelled_name_behind_the_end_in_train_mode() -> None:
+    with pytest.raises(featx.NodeNameError, match=r"Did you mean"):
+        featx.create_feature_extractor(Momentum().eval(), ["matmull"], example_inputs=torch.rand(5, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -149,3 +150,108 @@ def test_modules_run_on_weights_that_forward_computes(base: nn.Module, path: str
         assert torch.equal(found["output"], model(inputs))
         assert torch.equal(found["base"], base(inputs))
         assert torch.equal(found["weights"], model.weights(inputs.mean(0)))
+
+
+class FirstOutput(nn.Module):
+    """Runs a recurrent layer, and returns its outputs."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0]
+
+
+class OnScaledWeights(nn.Module):
+    """Runs a submodule on its weights, and on these scaled."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = {name: value * 0.5 for name, value in self.base.named_parameters()}
+        return self.base(x) + torch.func.functional_call(self.base, weights, (x,))
+
+
+RECURRENT = {
+    "LSTM": lambda: nn.LSTM(4, 4),
+    "GRU": lambda: nn.GRU(4, 4, num_layers=2, bidirectional=True),
+    "RNN": lambda: nn.RNN(4, 4, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("training", [False, True])
+def test_recurrent_layers_run_on_weights_that_forward_computes(kind: str, training: bool) -> None:
+    model = OnScaledWeights(FirstOutput(RECURRENT[kind]())).train(training)
+    x = torch.rand(3, 2, 4)
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    traced = featx.trace(model, x)
+    for inputs in (x, torch.rand(5, 2, 4)):
+        assert torch.equal(extractor(inputs)["output"], model(inputs))
+        assert torch.equal(traced(inputs), model(inputs))
+
+
+def test_recurrent_layer_whose_list_of_weights_the_model_sets_is_refused() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.layer._flat_weights = [weight * 0.5 for weight in self.layer._flat_weights]
+            return self.layer(x)[0]
+
+    with pytest.raises(featx.TraceError, match="_flat_weights"):
+        featx.trace(Dropping(), torch.rand(3, 2, 4))
+
+
+class Drawing(nn.Linear):
+    """Cannot be looked into, and is kept whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + random.random() * 0
+
+
+def test_module_that_cannot_be_looked_into_is_refused_on_other_weights() -> None:
+    with pytest.raises(featx.TraceError, match=r"of or inside 'base', which is kept whole"):
+        featx.trace(OnScaledWeights(Drawing(4, 4)), torch.rand(3, 4))
+
+
+def test_name_of_an_operation_on_other_weights_means_the_same_alone() -> None:
+    model, x = OnScaledWeights(nn.Linear(4, 4)).eval(), torch.rand(3, 4)
+    expected = nn.functional.linear(x, model.base.weight * 0.5, model.base.bias * 0.5)  # type: ignore[union-attr]
+    for names in (["base", "base.linear"], ["base.linear"]):
+        found = featx.create_feature_extractor(model, names, example_inputs=x)(x)
+        assert torch.equal(found["base.linear"], expected)
+
+
+LAYERS = {
+    "dropout": lambda: nn.Dropout(),
+    "batch norm": lambda: nn.BatchNorm1d(4),
+    "instance norm": lambda: nn.InstanceNorm1d(4, track_running_stats=True),
+}
+
+
+class CallsForward(nn.Module):
+    """Calls a layer by its `forward`, of the object or of the class."""
+
+    def __init__(self, layer: nn.Module, by_class: bool) -> None:
+        super().__init__()
+        self.layer, self.by_class = layer, by_class
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return type(self.layer).forward(self.layer, x) if self.by_class else self.layer.forward(x)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_mode_of_a_layer_whose_forward_is_called_is_checked(kind: str, by_class: bool, training: bool) -> None:
+    x = torch.rand(3, 4, 5) if kind == "instance norm" else torch.rand(3, 4)
+    traced = featx.trace(CallsForward(LAYERS[kind](), by_class).train(training), x)
+    traced(x)
+    with pytest.raises(featx.SpecializationError, match="a model has a graph for each mode"):
+        traced.train(not training)(x)

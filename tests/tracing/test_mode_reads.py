@@ -79,10 +79,22 @@ def test_every_question_is_heard_or_fails(ask: Callable[[Net], Any]) -> None:
     assert reads.any
 
 
+class Inside:
+    is_inside = True
+
+
 def test_layers_of_torch_that_ask_for_their_own_mode_are_not_heard() -> None:
     replica, reads = listened(Net())
+    inside = Inside()
+    reads.observe_run(inside)
     replica(X)
     assert not reads.any
+
+
+def test_layers_of_torch_that_are_looked_into_are_heard() -> None:
+    replica, reads = listened(Net())
+    replica(X)
+    assert reads.any
 
 
 def test_subclass_of_a_layer_of_torch_is_heard() -> None:

@@ -157,6 +157,11 @@ class RequestedNodes:
 
     def _follow(self, asked: Request, example: Example) -> Graph:
         """Return the graph of a trace that opens what `asked` needs, or of one that opens all modules."""
+        if self._names_operation_of_leaf(asked):
+            try:
+                return self._trace_all_opened(example, asked)
+            except (NodeNameError, TraceError):  # the list has none of them: the leaf is looked into for them alone
+                pass
         error: Exception | None = None
         try:
             trace = self._trace_opened(example, asked)
@@ -166,25 +171,42 @@ class RequestedNodes:
             # A name may lie in a module that runs inside one it is no part of, or that cannot be followed while its
             # parts run by themselves; and a list of all names is of help.
             error = caught
+        try:
+            return self._trace_all_opened(example, asked)
+        except NodeNameError as unknown:
+            if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
+                raise error from None
+            raise
+
+    def _trace_all_opened(self, example: Example, asked: Request) -> Graph:
+        """Return the graph of a trace that opens all modules but leaves, as that of the list of names does."""
         tracer = self._opening_all(asked)
         try:
             trace, free = trace_checked(tracer, self._model, example.args, example.kwargs, self._finder(asked))
         except TraceError:
             self._check_names(asked)
             raise
-        self._note(trace, free)
         try:
             select(trace.graph, asked, self._owner, self._sites)
         except NodeNameError as unknown:
-            if isinstance(error, TraceError) and self._may_exist(str(unknown.name)):
-                raise error from None
             if unknown.name in trace.module_calls.whole.ran_inside and not unknown.kept_whole:
                 raise TraceError(
                     f"'{unknown.name}' of {self._owner} runs inside a call that is one node, such as that of an "
                     "autograd.Function or of compiled code, which no trace looks into. Request what is around it"
                 ) from None
             raise
+        self._note(trace, free)
         return trace.graph
+
+    def _names_operation_of_leaf(self, request: Request) -> bool:
+        """Say whether a name may be that of an operation in a module that is one node.
+
+        One call of such a module may be looked into all the same, as where `functional_call` gives it other parameters.
+        """
+        others = [name for name in request if name not in self._modules]
+        owners = {name.rpartition(".")[0] for name in others} & self._modules.keys()
+        is_leaf = self._tracing.new_tracer(request).is_leaf if owners else None
+        return is_leaf is not None and any(owner and is_leaf(self._modules[owner], owner) for owner in owners)
 
     def _check_names(self, request: Request) -> None:
         """Raise a NodeNameError for a name that is not there as far as forward can be followed, if one is like it."""
@@ -195,11 +217,21 @@ class RequestedNodes:
         end = self._tracing.ends.get(self._tracing.training)
         unknown = next((name for name in request if name not in (*names, OUTPUT) and not self._may_exist(name)), None)
         hint = "" if unknown is None else did_you_mean(unknown, dict.fromkeys([*names, *self._modules]))
-        if end is not None and unknown is not None and hint:
+        if end is not None and unknown is not None and hint and not self._is_in_other_mode(unknown):
             raise NodeNameError(
                 f"No node '{unknown}' in {self._owner} as far as its forward can be followed: {end.reason}.{hint}",
                 unknown,
             )
+
+    def _is_in_other_mode(self, name: str) -> bool:
+        """Say whether the other mode has a node of this name: this one may have it where it cannot be followed."""
+        if self._tracing.training is None:
+            return False
+        try:
+            with self._tracing.in_mode(not self._tracing.training):
+                return name in self._all_names()
+        except Exception:  # the model's own too
+            return False
 
     def _trace_opened(self, example: Example, request: Request) -> ExampleTrace:
         opened = modules_to_open(self._modules, request) | self._tracing.options.opened

@@ -189,6 +189,7 @@ class ModuleCalls:
         self._measured.context.check_plain_values()  # those that the code around the call has changed
         attempt = Checkpoint(recorder, self._checks, self._torch_calls)
         changed, parts = self._checks.states.changed_by_others(module), parts_of(module)
+        replaced_outside = self._checks.states.replaced_by_others(module)
         children = self._checks.children_of(module)
         changed_outside = self._measured.changed_for_call() if self._may_stay_opaque(module) else None
         if changed is not None or changed_outside is not None:
@@ -220,6 +221,8 @@ class ModuleCalls:
             recorder.raised.raise_behind(error)
             if not self._may_stay_opaque(module) or (recorder.hooks.are_run and self._is_leaf(module, path)):
                 raise  # a layer is looked into for what its hooks store alone
+            if changed is None and changed_outside is None:
+                changed = replaced_outside
             if changed is not None or changed_outside is not None:  # a graph that calls it does not change that
                 what = f"{changed_outside} for" if changed is None else f"the attribute '{changed}' of or inside"
                 raise ModifiedFromOutside(

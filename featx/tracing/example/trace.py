@@ -319,6 +319,7 @@ class ExampleTrace:
         self._torch_calls.start()
         self.recorder.grad_modes.is_enabled = self.gradients
         if self._tracer.reads is not None:
+            self._tracer.reads.observe_run(self.recorder.opaque_call)
             record_mode_reads(self.replica.paths, self._tracer.reads)
         intercept(self.replica.paths, self.module_calls.on_call)
         self._remove_absent()

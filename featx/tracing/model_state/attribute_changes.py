@@ -187,6 +187,10 @@ class AttributeChanges:
         found = (self._latest[inner].difference() for inner in self._at_or_inside(module))
         return next((name for name in found if name is not None), None)
 
+    def replaced_by_others(self, module: nn.Module) -> str | None:
+        """Return a part of a module, or of one inside it, that is another than after its last call."""
+        return next(filter(None, map(self.replaced_part, self._at_or_inside(module))), None)
+
     def changed_attribute(self, module: nn.Module) -> str | None:
         """Return an attribute of a module that is another than after its last call."""
         return self._latest[module].difference()

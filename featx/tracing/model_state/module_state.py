@@ -38,6 +38,8 @@ _EMPTY: dict[str, tuple[str, tuple[str, ...], tuple[Any, ...]]] = {name: (name, 
 _KEPT = PLAIN_TYPES | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _NOT_RESTORED = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
+# Where a recurrent layer of torch keeps its parameters once more. It makes these anew where a parameter is another one.
+_OF_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
 
 
 class AttributePath(NamedTuple):
@@ -77,7 +79,7 @@ class LayerState:
         if len(state) == self._count and all(map(is_, values, attributes.values())):  # mostly
             return
         for name, before, now in differences(attributes, state):
-            if name not in _NOT_RESTORED:
+            if name not in _NOT_RESTORED and not (name in _OF_WEIGHTS and _follow_weights(self._module)):
                 yield name, before, now
 
     def are_put_back(self) -> bool:
@@ -273,6 +275,14 @@ def parts_of(module: nn.Module) -> Parts:
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that are its own: neither what nn.Module keeps, nor what a trace sets."""
     return {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
+
+
+def _follow_weights(layer: nn.Module) -> bool:
+    """Say whether a recurrent layer holds its parameters in its list of these, or will before it computes."""
+    if not isinstance(layer, nn.RNNBase) or not hasattr(layer, "_weights_have_changed"):
+        return False
+    kept = (getattr(layer, name, None) for name in layer._flat_weights_names)
+    return layer._weights_have_changed() or all(map(is_, kept, layer._flat_weights))
 
 
 def replaced_part(module: nn.Module, before: Parts) -> str | None:

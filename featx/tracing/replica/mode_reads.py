@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from torch import nn
 
 from featx.libraries import LAYERS
 from featx.tracing.replica.replica import only_sets_flags
 from featx.tracing.source_uses.mode_uses import chooses_dropout
+
+
+class OneNodeCalls(Protocol):
+    """What knows whether a call that is one node runs now."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether one runs."""
+        ...
 
 
 class ModeReads:
@@ -23,16 +33,28 @@ class ModeReads:
 
     def __init__(self) -> None:
         self.any = self.decides = False
+        self._of_run: weakref.ref[OneNodeCalls] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModeReads:
         return self  # a copy of a module that is asked answers for the model
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModeReads, ()  # what is unpickled is asked outside of the trace
+
+    def observe_run(self, calls: OneNodeCalls) -> None:
+        """Ask `calls` from now on whether a call that is one node runs. It is not kept alive."""
+        self._of_run = weakref.ref(calls)
+
+    def _is_inside_node(self) -> bool:
+        calls = None if self._of_run is None else self._of_run()
+        return calls is not None and calls.is_inside
+
     def on_read(self, module: nn.Module | None) -> None:
-        """Take note of a read, unless a layer of torch asks for its own mode, on which no node depends but its own."""
+        """Take note of a read, unless a layer of torch that is one node asks for its own mode, as it will again."""
         frame = sys._getframe(3)
         reader = frame.f_globals.get("__name__", "")
-        is_own = type(module).__module__.startswith(LAYERS)
-        if not (reader.startswith("featx.") or (is_own and reader.startswith(LAYERS))):
+        is_own = type(module).__module__.startswith(LAYERS) and reader.startswith(LAYERS)
+        if not (reader.startswith("featx.") or (is_own and self._is_inside_node())):
             self.any = True
             self.decides = self.decides or not chooses_dropout(frame)
 
