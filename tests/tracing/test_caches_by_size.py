@@ -576,3 +576,63 @@ def test_an_attribute_that_only_the_second_call_asks_for(nodes: list[str]) -> No
         expected = {"first": first, "output": model(x), "second": model(x)}
         for name, value in extractor(x).items():
             assert torch.equal(value, expected[name])
+
+
+class Anchors(nn.Module):
+    """Keeps anchors by the size of its maps, as detectors do, and counts what it has put together of them."""
+
+    def __init__(self, count: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 3, 2, 1)
+        self.kept: dict[Any, torch.Tensor] = {}
+        self.count = count
+
+    def of_size(self, *size: int) -> torch.Tensor:
+        if size not in self.kept:
+            self.kept[size] = torch.arange(size[0] * size[1])[:, None] * 1.0
+        return self.kept[size]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        maps = self.layer(x)
+        first, second = self.of_size(*maps.shape[-2:]), self.of_size(maps.shape[-2] // 2, 3)
+        together = torch.cat([first, second])
+        return maps, together, self.count(together, second)
+
+
+COUNTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "shape": lambda together, second: together.shape[0],
+    "size": lambda together, second: together.new_zeros(together.size(0), 2),
+    "len": lambda together, second: [len(together), len(second)],
+    "split": lambda together, second: together.split([len(together) - len(second), len(second)]),
+    "of a view": lambda together, second: together[1:].reshape(-1).shape,
+}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_lengths_of_what_is_made_of_caches_are_followed(count: str) -> None:
+    model = Anchors(COUNTS[count]).eval()
+    traced = featx.trace(model, torch.rand(1, 3, 32, 32))
+    for size in ((32, 32), (32, 48), (37, 33)):
+        x = torch.rand(2, 3, *size)
+        assert same(traced(x), model(x))
+
+
+class KeepsConstants(nn.Module):
+    """Keeps a tensor that depends on nothing, and counts it and what is made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if "steps" not in self.kept:
+            self.kept["steps"] = torch.arange(10) * 1.0
+        steps = self.kept["steps"]
+        return x + 1, steps.shape[0], steps.size(0), len(steps), torch.cat([steps, steps]).shape[0]
+
+
+def test_lengths_of_constants_that_are_kept_are_constants() -> None:
+    model = KeepsConstants()
+    traced = featx.trace(model, torch.rand(2, 4))
+    for x in (torch.rand(2, 4), torch.rand(3, 7)):
+        assert same(traced(x), model(x))

@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "a loop over chunks": lambda x, n: torch.cat([x[:, i : i + 64] * 2 for i in range(0, n, 64)], 1),
     "a float before it": lambda x, n: x * int(0.02 * n),
     "a float that decides": lambda x, n: x * (2 if 0.5 * n > 32 else 1),
-    "numel of a shape": lambda x, n: x * (x.shape[1:].numel() // 64),
+    "numel of a size that is kept": lambda x, n: x * (torch.Size(x.shape[1:]).numel() // 64),
     "real": lambda x, n: x * (n.real // 64),
     "numerator": lambda x, n: x * (n.numerator // 64),
     "conjugate": lambda x, n: x * (n.conjugate() // 64),
@@ -54,6 +54,7 @@ FOLLOWED: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "copies": lambda x, n: x * (copy.copy(n) + copy.deepcopy([n])[0] + +n),
     "builtins": lambda x, n: x * (max(min(n // 64, 5), 1) * sum([n, n]) + divmod(n, 3)[1] + round(n / 3) + abs(-n)),
     "factories": lambda x, n: torch.zeros(x.shape[0], n) + x + torch.arange(n) + torch.full((n,), x.shape[0]),
+    "numel of a shape": lambda x, n: x * (x.shape[1:].numel() // 64 + x.size().numel()) + x.shape[:-1][0:].numel(),
     "nested arguments": lambda x, n: nn.functional.pad(x, (0, 64 - n % 64))[..., : n - 1].new_ones((n, 2)),
     "shapes": lambda x, n: x.reshape(*x.shape[:-1], n // 2, 2).expand(x.shape[0], n // 2, 2).sum(-1),
 }

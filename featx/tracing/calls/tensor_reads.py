@@ -99,9 +99,7 @@ class TensorReads:
             )
         is_input = recorder.is_followed((tensor,)) and id(tensor) not in recorder.owned
         if name == "shape":
-            # Lengths of what an earlier call has made of sizes follow from sizes too.
-            is_followed = is_input or id(tensor) in recorder.earlier.constants
-            return self._shape(value, tensor) if is_followed else self._known_shape(value, tensor)
+            return self._shape(value, tensor) if is_input else self._known_shape(value, tensor)
         if name in _OF_DTYPE and recorder.is_of_graph((tensor,)):
             self.decide_dtype(tensor)
         if is_input or (name in _DECIDED_OF_ALL and recorder.is_of_graph((tensor,))):

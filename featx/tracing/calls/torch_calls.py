@@ -168,10 +168,8 @@ class TorchCalls:
         if facts_of(name).writes_first or "out" in kwargs:
             recorder.written_at.add((recorder.scope.module_path, line_of(user_frame())))
             self._refuse_foreign(targets_of_write(args, kwargs))
-        # As for `x.shape`: see `TensorReads.attribute`.
-        is_length_of_earlier = name == "size" and id(first_argument(args, kwargs)) in recorder.earlier.constants
         given = args if not kwargs else (*args, *kwargs.values())
-        if not is_length_of_earlier and not recorder.is_followed(given):
+        if not recorder.is_followed(given):
             return self._on_constants(function, args, kwargs)
         return self._record(function, args, kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,13 +17,18 @@ class EarlierCalls:
     Args:
         from_inputs: tensors that were computed from the inputs of such a call, by id.
         constants: those that were made from sizes and constants, such as caches, by id.
+        of_sizes: the ids of those among the constants that were made from sizes.
     """
 
     def __init__(
-        self, from_inputs: dict[int, torch.Tensor] | None = None, constants: dict[int, torch.Tensor] | None = None
+        self,
+        from_inputs: dict[int, torch.Tensor] | None = None,
+        constants: dict[int, torch.Tensor] | None = None,
+        of_sizes: Collection[int] = (),
     ) -> None:
         self.from_inputs = from_inputs or {}
         self.constants = constants or {}
+        self.of_sizes = of_sizes
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Take note that a call of the present run has returned the tensor: a module gives what it has kept."""

@@ -223,15 +223,15 @@ class Recorder(TracerBase):
     # -- values ------------------------------------------------------------------------------------------------------
 
     def is_followed(self, values: tuple[Any, ...]) -> bool:
-        """Say whether there is an input, a parameter, or what was made of them or of traced sizes among values."""
+        """Say whether there is an input, a parameter, or what was made of them or of sizes, among values."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 origin = self.lineage.get(value)
                 if origin is None:
                     is_parameter = isinstance(value, nn.Parameter) and id(value) not in self.earlier.constants
-                    if is_parameter or self.is_unseen(value):
+                    if is_parameter or self.is_unseen(value) or id(value) in self.earlier.of_sizes:
                         return True
-                elif self._is_named(origin):
+                elif self.is_named(origin):
                     return True
             elif isinstance(value, TracedNumber):
                 return True
@@ -243,7 +243,7 @@ class Recorder(TracerBase):
             elif isinstance(value, torch.device):
                 # That of an input or parameter, as in a symbolic trace, where a call with it is a node.
                 origin = self.lineage.get(value)
-                if origin is not None and self._is_named(origin):
+                if origin is not None and self.is_named(origin):
                     return True
         return False
 
@@ -277,7 +277,8 @@ class Recorder(TracerBase):
             return False
         return self.lineage.get(value) is not None or value.is_meta
 
-    def _is_named(self, origin: Origin) -> bool:
+    def is_named(self, origin: Origin) -> bool:
+        """Say whether a value comes from a call that has a name: one of what is followed."""
         return source_node(origin) in self._named
 
     def path_of_module(self, module: nn.Module) -> str:
@@ -298,7 +299,7 @@ class Recorder(TracerBase):
             return self.add_unnamed_node("call_function", origin.function, (self.node_of(origin.owner), origin.key), {})
         if node is None or node.is_erased:
             owner = self.node_of(origin.owner)
-            if self._is_named(owner) and not owner.meta.get("is_apart"):
+            if self.is_named(owner) and not owner.meta.get("is_apart"):
                 node = self.add_node("call_function", origin.function, (owner, origin.key), {}, None, None)
                 if owner.meta.get("is_opaque_module") or owner.meta.get("is_part_of_opaque"):
                     node.meta["is_part_of_opaque"] = True

@@ -18,6 +18,7 @@ from featx.tracing.guards.scalars import plain_number, plain_numbers
 from featx.tracing.history.lineage import Origin, Part, source_node
 from featx.tracing.objects.followed_tuple import FollowedTuple
 from featx.tracing.objects.structure import Path, contents_of, is_structure, parts_of, text_of
+from featx.tracing.recording.counted_size import CountedSize
 from featx.tracing.recording.recorder import Recorder
 from featx.tracing.source.frames import calls_directly, is_library_code
 from featx.tracing.source_uses.syntax_queries import (
@@ -182,7 +183,7 @@ class Results:
             return value
         return self._object(value, origin)
 
-    def _size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size:
+    def _size(self, size: torch.Size, origin: Origin, frame: FrameType | None) -> torch.Size | CountedSize:
         recorder = self._recorder
         parts = [Part(origin, operator.getitem, index) for index in range(len(size))]
         numbers = recorder.numbers.new_sizes(list(size), parts)
@@ -190,9 +191,8 @@ class Results:
         recorder.lineage.put(followed, origin)
         if frame is not None:
             steps = what_follows(frame)
-            if AttributeRead("numel") in steps:  # which multiplies in C: none is 0 where none was
-                for number in numbers[steps[0]] if isinstance(steps[0], slice) else numbers:
-                    bool(number)
+            if AttributeRead("numel") in steps:
+                return CountedSize.of(numbers, origin, recorder)
             if steps and isinstance(steps[0], slice):
                 # A symbolic trace has a node for the slice, which counts in names.
                 recorder.names.skip(recorder.scope.module_path, "getitem")

@@ -72,11 +72,15 @@ class KeptTensors:
         from_inputs, others = earlier.from_inputs.copy(), earlier.constants.copy()
         made = (tensor for module in modules for tensor in tensors_held_by(module))
         others.update((id(tensor), tensor) for tensor in made if id(tensor) not in owned)
+        of_sizes = set(earlier.of_sizes)
         for reference, origin in self._followed:
             tensor = reference()
             if tensor is not None:
                 (from_inputs if comes_from_inputs(origin) else others)[id(tensor)] = tensor
-        return EarlierCalls(from_inputs, {key: tensor for key, tensor in others.items() if key not in from_inputs})
+                if self._recorder.is_named(origin):
+                    of_sizes.add(id(tensor))
+        constants = {key: tensor for key, tensor in others.items() if key not in from_inputs}
+        return EarlierCalls(from_inputs, constants, constants.keys() & of_sizes)
 
     def origins(self) -> dict[int, Origin]:
         """Return where the tensors that live on come from, by id."""
