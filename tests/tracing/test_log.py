@@ -6,6 +6,7 @@ import logging
 import re
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -37,3 +38,21 @@ def test_nothing_is_told_of_what_is_fast(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, logger="featx"):
         featx.trace(nn.Linear(3, 3), torch.rand(2, 3))
     assert not caplog.records
+
+
+class ThroughNumpy(nn.Module):
+    """Computes with numpy what it returns, which no graph can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.tanh(self.linear(x).detach().numpy()))
+
+
+def test_a_refused_request_runs_forward_as_often_as_there_are_ways_to_open_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="featx"), pytest.raises(featx.TraceError, match="numpy"):
+        featx.create_feature_extractor(ThroughNumpy(), ["output"], example_inputs=torch.rand(2, 3))
+    # In each mode, with what is needed opened and with all modules.
+    assert len([record for record in caplog.records if record.levelno == logging.DEBUG]) == 2 * 2

@@ -210,12 +210,15 @@ class RequestedNodes:
 
     def _check_names(self, request: Request) -> None:
         """Raise a NodeNameError for a name that is not there as far as forward can be followed, if one is like it."""
+        asked = [name for name in request if name != OUTPUT and not self._may_exist(name)]
+        if not asked:
+            return
         try:
             names = self._all_names()
         except Exception:  # the model's own too; the error that is being handled says enough
             return
         end = self._tracing.ends.get(self._tracing.training)
-        unknown = next((name for name in request if name not in (*names, OUTPUT) and not self._may_exist(name)), None)
+        unknown = next((name for name in asked if name not in names), None)
         hint = "" if unknown is None else did_you_mean(unknown, dict.fromkeys([*names, *self._modules]))
         if end is not None and unknown is not None and hint and not self._is_in_other_mode(unknown):
             raise NodeNameError(

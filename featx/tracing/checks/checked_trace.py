@@ -32,6 +32,7 @@ from featx.tracing.signals import (
     ReadInNextCall,
     ReadsStored,
     SubmoduleNotRepeatable,
+    Untraceable,
 )
 from featx.tracing.sizes.outcomes import FreeDims
 
@@ -84,13 +85,16 @@ def trace_recording_mode_reads(
 ) -> tuple[ExampleTrace, FreeDims]:
     """Trace as `trace_checked`, and note in `known.reads` whether anything asks in which mode a module is.
 
-    To notice it, modules have no attribute `training` meanwhile. Where that trace fails, another one is made with all
-    attributes in place, which may work, or say better what is wrong; `known.reads` is None then.
+    To notice it, modules have no attribute `training` meanwhile. Where that trace fails, and not by code that cannot
+    be followed, another one is made with all attributes in place, which may work, or say better what is wrong;
+    `known.reads` is None then.
     """
     tracer.reads = known.reads = ModeReads()
     try:
         return trace_checked(tracer, root, args, kwargs, find_requested, known)
     except Exception as error:
+        if isinstance(error.__cause__, Untraceable):  # which does not come from an attribute that is missing
+            raise
         free_frames(error)
     tracer.reads = known.reads = None
     return trace_checked(tracer, root, args, kwargs, find_requested, known)
