@@ -208,6 +208,49 @@ def test_recurrent_layer_whose_list_of_weights_the_model_sets_is_refused() -> No
         featx.trace(Dropping(), torch.rand(3, 2, 4))
 
 
+class DropsWeights(nn.Module):
+    """Sets an item of the list of weights of a recurrent layer, as some variants of WeightDrop do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(4, 4)
+        self.raw = nn.Parameter(self.layer.weight_hh_l0.detach() * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer._flat_weights[1] = functional.dropout(self.raw, 0.5, self.training)
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_item_of_the_list_of_weights_that_the_model_sets_is_noticed(training: bool) -> None:
+    model, x = nn.Sequential(DropsWeights(), nn.Linear(4, 4)).train(training), torch.rand(3, 2, 4)
+    traced = featx.trace(model, x)
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    assert torch.equal(traced(x), expected)
+    with pytest.raises(featx.TraceError, match="_flat_weights"):
+        featx.create_feature_extractor(model, ["0.dropout", "0.layer"], example_inputs=x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "parametrize", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_recurrent_layers_with_parametrizations_are_one_node(parametrize: Callable[..., Any], training: bool) -> None:
+    x, pair = torch.rand(3, 2, 4), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        pair.append(FirstOutput(parametrize(nn.LSTM(4, 4), "weight_hh_l0")).train(training))
+    model, twin = pair
+    names = featx.get_graph_node_names(model, example_inputs=x)
+    assert names == (["x", "layer", "getitem"], ["x", "layer", "getitem"])
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=x)
+    for _ in range(2):
+        assert torch.equal(extractor(x)["output"], twin(x))
+    assert all(map(torch.equal, model.buffers(), twin.buffers()))
+
+
 class Drawing(nn.Linear):
     """Cannot be looked into, and is kept whole."""
 

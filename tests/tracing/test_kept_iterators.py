@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import GeneratorType, SimpleNamespace
@@ -33,6 +34,7 @@ OF_RANGE = iter(range(1000))
 MAPPED = map(abs, range(1000))
 ZIPPED = zip(range(1000), range(1000), strict=True)
 CYCLE = itertools.cycle(range(1000))
+IN_TEE = numbers()
 IN_LIST = [numbers()]
 IN_DEQUE = collections.deque([numbers()])
 IN_DICTS = {"a": {"b": [numbers()]}}
@@ -149,14 +151,37 @@ def test_generator_of_a_module_that_is_advanced_after_the_requested_value_is_ref
     assert next(model.steps) == 0
 
 
-def test_iterators_that_forward_does_not_advance_are_no_state() -> None:
-    class Naming(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            kept = isinstance(GENERATOR, GeneratorType) and GENERATOR.gi_frame is not None
-            return x + 1 if kept and IN_LIST[0] is not GENERATOR and next(copy.copy(OF_RANGE)) >= 0 else x
+BESIDE = iter([1, 2, 3])
+PAIR = (BESIDE, 0)
+BY_ITERATOR = {BESIDE: 10}
 
-    assert torch.equal(featx.trace(Naming(), X)(X), X + 1)
+
+def test_iterators_that_forward_does_not_advance_answer_as_they_are() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            answers = [
+                isinstance(GENERATOR, GeneratorType), type(GENERATOR) is GeneratorType, hasattr(GENERATOR, "send"),
+                GENERATOR.gi_frame is not None, IN_LIST[0] is not GENERATOR, BESIDE in PAIR, BESIDE in BY_ITERATOR,
+                operator.length_hint(BESIDE) == 3, not hasattr(BESIDE, "send"), repr(BESIDE)[:5] == "<list",
+                next(copy.copy(BESIDE)) == 1, iter(BESIDE) is BESIDE, not callable(BESIDE),
+            ]  # fmt: skip
+            return x + sum(answers)
+
+    model = Asking()
+    assert torch.equal(model(X), X + 13)
+    assert torch.equal(featx.trace(model, X)(X), X + 13)
     assert type(GENERATOR) is GeneratorType
+    assert next(BESIDE) == 1
+
+
+def test_iterators_that_are_advanced_by_another_one_are_refused() -> None:
+    class Teeing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + next(itertools.tee(IN_TEE)[0])
+
+    with pytest.raises(featx.TraceError, match="advances an iterator"):
+        featx.trace(Teeing(), X)
+    assert next(IN_TEE) == 0
 
 
 def test_other_threads_advance_it_meanwhile() -> None:

@@ -258,3 +258,31 @@ def test_number_of_samples_is_free_where_it_has_to_be_a_multiple() -> None:
         torch.testing.assert_close(extractor(x)["2"], model(x), rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="invalid for input of size"):  # as the model
         extractor(torch.rand(6, 3))
+
+
+class Frozen(nn.Module):
+    """Keeps its batch norm in eval mode, as detectors and models that are fine-tuned do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_modes_that_the_model_keeps_are_checked_where_the_graph_sets_them(training: bool) -> None:
+    model, x = Frozen().train(training), torch.rand(5, 4)
+    traced = featx.trace(model, x)
+    for mode in (True, False):
+        assert torch.equal(traced(x), model.train(mode)(x))
+    mean = model.norm.running_mean.clone()  # type: ignore[union-attr]
+    with pytest.raises(featx.SpecializationError, match=r"the train mode of 'norm' \(the model's own train\(\) leaves"):
+        traced.train()(x)
+    assert torch.equal(model.norm.running_mean, mean)  # type: ignore[arg-type]

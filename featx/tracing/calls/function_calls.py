@@ -17,6 +17,7 @@ from featx.tracing.environment.generators import SETS_GENERATOR
 from featx.tracing.file_globals.pass_through import Answered, answered_as
 from featx.tracing.guards.scalars import TracedFloat, TracedInt, plain_numbers
 from featx.tracing.history.lineage import source_node
+from featx.tracing.objects.replaced_globals import original_of
 from featx.tracing.objects.tensor_versions import versions_of
 from featx.tracing.recording.numbers import is_of_numbers
 from featx.tracing.recording.recorder import Recorder
@@ -54,7 +55,7 @@ class FunctionCalls:
         if maker is not None:
             return maker(*args, **kwargs)
         if function is type:
-            kind = type(*args, **kwargs)
+            kind = type(*map(original_of, args), **kwargs)
             return args[0].__class__ if kind in _TRACED_KINDS else kind
         is_inside = self._recorder.opaque_call.is_inside
         match answered_as(function):

@@ -208,10 +208,11 @@ class Holder:
         self._put(key, item)
         self._before[key] = item
 
-    def exchange(self, old: Any, new: Any) -> None:
-        """Put `new` in the place of `old`, wherever it holds that. O(items)."""
+    def exchange(self, other: Callable[[Any], Any]) -> None:
+        """Put what `other` returns for an item in its place, where that is another object. O(items)."""
         for key, item in self.now().items():
-            if item is old:
+            new = other(item)
+            if new is not item:
                 if isinstance(self.value, set):
                     self._drop(key)
                 self._put(key, new)

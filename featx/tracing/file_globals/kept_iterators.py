@@ -5,10 +5,11 @@ A generator cannot be copied, nor put back where it was. What stands in for it d
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from threading import get_ident
-from types import GeneratorType
+from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 from featx.tracing.file_globals.holders import Holder
@@ -27,40 +28,42 @@ class KeptIterators:
     """
 
     def __init__(self, holders: Iterable[Holder]) -> None:
+        holders = list(holders)
+        if not any(map(_may_be_iterator, {kind for holder in holders for kind in map(type, holder.items())})):
+            holders = []  # mostly
         # One for each iterator, so that code which compares two of them by identity finds what it found before.
         self._made: dict[int, _KeptIterator] = {}
-        self._places: list[tuple[Holder, _KeptIterator]] = []
-        self._replaced: list[tuple[Holder, _KeptIterator]] = []
+        self._holders: list[Holder] = []
+        for holder in holders:
+            iterators = list(filter(_is_iterator_of_python, map(original_of, holder.items())))
+            self._made.update((id(each), _KeptIterator(each)) for each in iterators if id(each) not in self._made)
+            self._holders += [holder] if iterators else []
         # Those in which this trace is counted, once for each place.
         self._entered: list[_KeptIterator] = []
         self._thread = 0
-        holders = list(holders)
-        if not any(map(_may_be_iterator, {kind for holder in holders for kind in map(type, holder.items())})):
-            return  # mostly
-        for holder in holders:
-            for item in filter(_is_iterator_of_python, map(original_of, holder.items())):
-                self._places.append((holder, self._made.setdefault(id(item), _KeptIterator(item))))
 
     def replace(self) -> None:
         """Put what refuses in their places, for the run that starts in this thread. O(items beside an iterator)."""
         thread = self._thread = get_ident()
-        for holder, made in self._places:
-            is_there = next((item for item in holder.now().values() if original_of(item) is made.function), None)
-            stand_in = is_there if type(is_there) is _KeptIterator else made
-            self._replaced.append((holder, stand_in))
+
+        def stand_in_for(item: Any) -> Any:
+            iterator = original_of(item)
+            if id(iterator) not in self._made:
+                return item
+            stand_in = item if type(item) is _KeptIterator else self._made[id(iterator)]
             stand_in.traces[thread] = stand_in.traces.get(thread, 0) + 1
             self._entered.append(stand_in)
-            if is_there is made.function:
-                holder.exchange(is_there, stand_in)
+            return stand_in
+
+        for holder in self._holders:
+            holder.exchange(stand_in_for)
 
     def put_back(self) -> None:
         """Take away those that no other thread needs. May be called twice."""
         while self._entered:
             self._entered.pop().leave(self._thread)
-        for holder, stand_in in self._replaced:
-            if not stand_in.traces:
-                holder.exchange(stand_in, stand_in.function)
-        self._replaced.clear()
+        for holder in self._holders:
+            holder.exchange(_where_needed)
 
 
 class UncopiedIterator:
@@ -111,19 +114,35 @@ class _KeptIterator(ReplacedGlobal):
         return next(self.function)
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and isinstance(self.function, GeneratorType) and name[:3] != "gi_":
-            self._check()  # send, throw and close
-        return getattr(self.function, name)
+        value = getattr(self.function, name)
+        return partial(self._call, value) if isinstance(value, BuiltinMethodType) else value  # send, throw, close
 
-    def __copy__(self) -> Any:
-        return copy.copy(self.function)
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.function)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.function, memo)
+    def __eq__(self, other: object) -> bool:
+        return bool(self.function == original_of(other))
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.function.__reduce_ex__(protocol)  # a copy is one of the iterator, which that may refuse
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+    def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        self._check()
+        return method(*args)
 
     def _check(self) -> None:
         if get_ident() in self.traces:
             _refuse(type(self.function).__name__)
+
+
+def _where_needed(item: Any) -> Any:
+    return item.function if type(item) is _KeptIterator and not item.traces else item
 
 
 def _may_be_iterator(kind: type) -> bool:

@@ -316,18 +316,20 @@ def add_check(graph: "Graph", function: Callable[..., None], *arguments: Any) ->
     return check
 
 
-def require_mode(graph: "Graph", training: bool, reason: str) -> None:
+def require_mode(graph: "Graph", training: bool, reason: str, path: str = "") -> None:
     """Let `graph` check first that its module is in train mode, or in eval mode, unless it does so already. O(nodes).
 
-    `reason` says why, and what to do in the other mode.
+    `reason` says why, and what to do in the other mode. With `path` it is the mode of the submodule there.
     """
-    for read in graph.find_nodes(op="get_attr", target="training"):
+    target = f"{path}.training" if path else "training"
+    for read in graph.find_nodes(op="get_attr", target=target):
         if any(user.target is check_decision and user.args[1] is training for user in read.users):
             return
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        mode = graph.get_attr("training")
-        add_check(graph, check_decision, mode, training, f"the train mode ({reason})")
+        mode = graph.get_attr(target)
+        owner = f" of '{path}'" if path else ""
+        add_check(graph, check_decision, mode, training, f"the train mode{owner} ({reason})")
 
 
 def _is_same(value: Any, expected: Any) -> bool:

@@ -57,18 +57,22 @@ class AttributePath(NamedTuple):
 class LayerState:
     """The attributes of a layer of torch, which are plain. O(attributes)."""
 
-    __slots__ = ("_attributes", "_count", "_module")
+    __slots__ = ("_attributes", "_count", "_module", "_weights")
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._count = len(module.__dict__)
         self._attributes = plain_attributes(module)
+        # The items of a list that `_follow_weights` is about.
+        self._weights = tuple(cast(Any, module)._flat_weights) if _weights_of(module) is not None else ()
 
     def difference(self) -> str | None:
         """Return the name of an attribute that is not what it was; None where there is none."""
         for name, before, now in self.assigned():
             if _is_other(now, before):
                 return name
+        if self._has_other_weights():  # an item was set
+            return "_flat_weights"
         self._count = len(self._module.__dict__)  # with what the trace lays over it
         return None
 
@@ -94,6 +98,13 @@ class LayerState:
                 del state[name]
             else:
                 state[name] = before
+        if self._has_other_weights():
+            cast(Any, self._module)._flat_weights[:] = self._weights
+
+    def _has_other_weights(self) -> bool:
+        layer: Any = self._module
+        is_same = not self._weights or all(map(is_, self._weights, layer._flat_weights))
+        return not is_same and not _follow_weights(layer)
 
 
 class ModuleState(LayerState):
@@ -279,10 +290,23 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 def _follow_weights(layer: nn.Module) -> bool:
     """Say whether a recurrent layer holds its parameters in its list of these, or will before it computes."""
-    if not isinstance(layer, nn.RNNBase) or not hasattr(layer, "_weights_have_changed"):
+    weights, recurrent = _weights_of(layer), cast(Any, layer)
+    if weights is None:
         return False
-    kept = (getattr(layer, name, None) for name in layer._flat_weights_names)
-    return layer._weights_have_changed() or all(map(is_, kept, layer._flat_weights))
+    known = [None if reference is None else reference() for reference in recurrent._flat_weight_refs]
+    return not all(map(is_, weights, known)) or all(map(is_, weights, recurrent._flat_weights))
+
+
+def _weights_of(layer: nn.Module) -> list[Any] | None:
+    """Return the parameters of a recurrent layer, in the order of its list of these; None for other layers.
+
+    None too for one whose parameters are computed each time that they are read, as torch.nn.utils.parametrize does.
+    """
+    if not isinstance(layer, nn.RNNBase) or not hasattr(layer, "_flat_weight_refs"):
+        return None
+    own: dict[str, Any] = {**layer.__dict__, **dict(dict.items(cast("dict[str, Any]", layer._parameters)))}
+    names = layer._flat_weights_names
+    return [own[name] for name in names] if own.keys() >= set(names) else None
 
 
 def replaced_part(module: nn.Module, before: Parts) -> str | None:
