@@ -51,5 +51,5 @@ def attribute_at(root: object, path: str, default: Any = None) -> Any:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a sentence for an error, with a space before it, that names what is spelled like `name`, if anything."""
-    close = difflib.get_close_matches(name, list(known), n=3)
+    close = difflib.get_close_matches(name, dict.fromkeys(known), n=3)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
