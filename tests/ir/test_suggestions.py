@@ -1,4 +1,4 @@
-"""Paths and names in messages."""
+"""What messages suggest in place of a name that is not there."""
 
 from __future__ import annotations
 
