@@ -21,8 +21,7 @@ from featx.tracing.freedom.gradient_mode import asks_for_gradients
 from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.guards.guards import require_mode
 from featx.tracing.inputs.given_example import example_for
-from featx.tracing.replica.mode_reads import mode_of
-from featx.tracing.replica.replica import only_sets_flags, replica_of
+from featx.tracing.replica.replica import modes_after_train, only_sets_flags
 from featx.tracing.sizes.outcomes import FreeDims
 from featx.tracing.symbolic.tracer import Tracer
 
@@ -114,17 +113,17 @@ def _graph_module(
 
 
 def _require_kept_modes(graph: Graph, root: nn.Module) -> None:
-    """Let `graph` check the modes of called modules that `train` of the model leaves alone, as of a frozen batch norm.
+    """Let `graph` check the mode of a called module that `train` of the model leaves alone, as of a frozen batch norm.
 
-    `train` of a graph sets the modes of all modules.
+    `train` of a graph sets the modes of all modules at once, so that one of them tells.
     """
-    in_modes = [replica_of(root, training).paths for training in (True, False)]
-    in_train, in_eval = ({path: mode_of(module) for module, path in paths.items()} for paths in in_modes)
-    called = {f"{node.target}." for node in graph.find_nodes(op="call_module")}
-    reason = "the model's own train() leaves it as it is: call that of the model, and not of the graph"
-    for path, mode in in_train.items():
-        if in_eval.get(path) is mode and f"{path}.".startswith(tuple(called)):
-            require_mode(graph, mode, reason, path)
+    in_train, in_eval = (modes_after_train(root, training) for training in (True, False))
+    called = tuple(f"{node.target}." for node in graph.find_nodes(op="call_module"))
+    kept = (path for path, mode in in_train.items() if in_eval.get(path) is mode and f"{path}.".startswith(called))
+    path = next(kept, None)
+    if path is not None:
+        reason = "the model's own train() leaves it as it is: call that of the model, and not of the graph"
+        require_mode(graph, in_train[path], reason, path)
 
 
 def _checked_trace(

@@ -24,14 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make the first case alone of what `parametrize` lists, with `--one-case`: one that is not marked as slow."""
+    """Make the first case alone of what `parametrize` lists, with `--one-case`: one that `-m` does not leave out."""
     if not metafunc.config.getoption("--one-case"):
         return
     parametrize: Callable[..., None] = metafunc.parametrize
 
     def first_alone(argnames: Any, argvalues: Iterable[Any], *args: Any, ids: Any = None, **kwargs: Any) -> None:
         values = list(argvalues)
-        place = next((place for place, value in enumerate(values) if not _is_slow(value)), 0)
+        place = next((place for place, value in enumerate(values) if not _is_left_out(value)), 0)
         one = slice(place, place + 1)
         ids = ids if ids is None or callable(ids) else list(ids)[one]
         parametrize(argnames, values[one], *args, ids=ids, **kwargs)
@@ -39,8 +39,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize = first_alone  # type: ignore[method-assign]
 
 
-def _is_slow(value: Any) -> bool:
-    return any(mark.name == "slow" for mark in getattr(value, "marks", ()))
+def _is_left_out(value: Any) -> bool:
+    return any(mark.name in ("slow", "sweep", "fuzzing") for mark in getattr(value, "marks", ()))
 
 
 def pytest_collection_finish() -> None:

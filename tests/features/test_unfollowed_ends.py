@@ -191,3 +191,22 @@ def test_a_name_of_eval_mode_that_lies_behind_the_end_in_train_mode(name: str) -
 def test_a_misspelled_name_behind_the_end_in_train_mode() -> None:
     with pytest.raises(featx.NodeNameError, match=r"Did you mean"):
         featx.create_feature_extractor(Momentum().eval(), ["matmull"], example_inputs=torch.rand(5, 4))
+
+
+class Headless(nn.Module):
+    """Raises an error of its own behind its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer(x).relu()
+        raise ValueError("there is no head")
+
+
+@pytest.mark.parametrize("name", ["layer", "layer.linear"])
+def test_what_lies_before_an_error_of_the_model_can_be_asked_for(name: str) -> None:
+    model, x = Headless().eval(), torch.rand(2, 4)
+    extractor = featx.create_feature_extractor(model, [name], example_inputs=x)
+    assert torch.equal(extractor(x)[name], model.layer(x))

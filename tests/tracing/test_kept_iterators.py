@@ -8,6 +8,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from types import GeneratorType, SimpleNamespace
 from typing import Any
 
@@ -182,6 +183,24 @@ def test_iterators_that_are_advanced_by_another_one_are_refused() -> None:
     with pytest.raises(featx.TraceError, match="advances an iterator"):
         featx.trace(Teeing(), X)
     assert next(IN_TEE) == 0
+
+
+IN_CONTEXT: ContextVar[Iterator[int]] = ContextVar("IN_CONTEXT")
+
+
+@pytest.mark.parametrize("trace", [lambda model: featx.trace(model, X), featx.symbolic_trace])
+def test_a_context_variable_keeps_its_iterator(trace: Callable[[nn.Module], Any]) -> None:
+    class Beside(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (1 if IN_CONTEXT.get(None) is None else 2)
+
+    steps = numbers()
+    token = IN_CONTEXT.set(steps)
+    try:
+        assert torch.equal(trace(Beside())(X), X + 2)
+        assert IN_CONTEXT.get() is steps
+    finally:
+        IN_CONTEXT.reset(token)
 
 
 def test_other_threads_advance_it_meanwhile() -> None:

@@ -30,7 +30,7 @@ from featx.tracing.freedom.other_mode import OtherMode
 from featx.tracing.replica.interception import has_backward_hooks, has_own_call
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.replica.model_context import ModelContext, refuse_uninitialized
-from featx.tracing.replica.replica import only_sets_flags, replica_of, view_in_mode
+from featx.tracing.replica.replica import modes_after_train, only_sets_flags, replica_of, view_in_mode
 from featx.tracing.sizes.outcomes import FreeDims
 
 
@@ -259,7 +259,7 @@ class ModelTracing:
             return {path: module.training for path, module in self.modules.items()}
         if self._is_known:
             return dict.fromkeys(self.modules, training)
-        return {path: module.training for module, path in replica_of(self.model, training).paths.items()}
+        return modes_after_train(self.model, training)
 
     def graph(self, request: Iterable[str] = (), *, keep_source: bool = False, may_end_early: bool = False) -> Graph:
         """Return the graph of everything that the model does in the mode `training`.

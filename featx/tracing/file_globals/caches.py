@@ -70,7 +70,8 @@ class Caches:
         self.holders += [ContextValue(value) for value in found.values if isinstance(value, ContextVar)]
         self.holders += map(Holder, containers_in(found.values, DEPTH_IN_MODULES))
         self._states = states_of_objects(self.holders)
-        self._kept_iterators = KeptIterators(self.holders)
+        # A run has a context of its own: what it finds in one is not put there and back.
+        self._kept_iterators = KeptIterators(each for each in self.holders if not isinstance(each, ContextValue))
         # The states in which calls before this was made have left objects.
         self._states_left: list[ObjectState] = []
         self.note_threads()

@@ -17,6 +17,7 @@ from featx.ir.memory import memory_of
 from featx.ir.torch_layers import is_torch_layer
 from featx.rebuilding import NO_VALUE
 from featx.tracing.guards.scalars import TracedNumber
+from featx.tracing.model_state.recurrent_weights import OF_WEIGHTS, follow_weights, weights_of
 from featx.tracing.objects.containers import (
     DEPTH_IN_MODULES,
     LARGE,
@@ -38,8 +39,6 @@ _EMPTY: dict[str, tuple[str, tuple[str, ...], tuple[Any, ...]]] = {name: (name, 
 _KEPT = PLAIN_TYPES | {list, dict, set}
 # Not put back: what nn.Module itself keeps, which other threads may change meanwhile, and what the trace lays over it.
 _NOT_RESTORED = frozenset({*nn.Module().__dict__, "_call_impl", "_compiled_call_impl"})
-# Where a recurrent layer of torch keeps its parameters once more. It makes these anew where a parameter is another one.
-_OF_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
 
 
 class AttributePath(NamedTuple):
@@ -63,8 +62,8 @@ class LayerState:
         self._module = module
         self._count = len(module.__dict__)
         self._attributes = plain_attributes(module)
-        # The items of a list that `_follow_weights` is about.
-        self._weights = tuple(cast(Any, module)._flat_weights) if _weights_of(module) is not None else ()
+        # The items of a list that `follow_weights` is about.
+        self._weights = tuple(cast(Any, module)._flat_weights) if weights_of(module) is not None else ()
 
     def difference(self) -> str | None:
         """Return the name of an attribute that is not what it was; None where there is none."""
@@ -83,7 +82,7 @@ class LayerState:
         if len(state) == self._count and all(map(is_, values, attributes.values())):  # mostly
             return
         for name, before, now in differences(attributes, state):
-            if name not in _NOT_RESTORED and not (name in _OF_WEIGHTS and _follow_weights(self._module)):
+            if name not in _NOT_RESTORED and not (name in OF_WEIGHTS and follow_weights(self._module)):
                 yield name, before, now
 
     def are_put_back(self) -> bool:
@@ -104,7 +103,7 @@ class LayerState:
     def _has_other_weights(self) -> bool:
         layer: Any = self._module
         is_same = not self._weights or all(map(is_, self._weights, layer._flat_weights))
-        return not is_same and not _follow_weights(layer)
+        return not is_same and not follow_weights(layer)
 
 
 class ModuleState(LayerState):
@@ -286,27 +285,6 @@ def parts_of(module: nn.Module) -> Parts:
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that are its own: neither what nn.Module keeps, nor what a trace sets."""
     return {name: value for name, value in module.__dict__.items() if name not in _NOT_RESTORED}
-
-
-def _follow_weights(layer: nn.Module) -> bool:
-    """Say whether a recurrent layer holds its parameters in its list of these, or will before it computes."""
-    weights, recurrent = _weights_of(layer), cast(Any, layer)
-    if weights is None:
-        return False
-    known = [None if reference is None else reference() for reference in recurrent._flat_weight_refs]
-    return not all(map(is_, weights, known)) or all(map(is_, weights, recurrent._flat_weights))
-
-
-def _weights_of(layer: nn.Module) -> list[Any] | None:
-    """Return the parameters of a recurrent layer, in the order of its list of these; None for other layers.
-
-    None too for one whose parameters are computed each time that they are read, as torch.nn.utils.parametrize does.
-    """
-    if not isinstance(layer, nn.RNNBase) or not hasattr(layer, "_flat_weight_refs"):
-        return None
-    own: dict[str, Any] = {**layer.__dict__, **dict(dict.items(cast("dict[str, Any]", layer._parameters)))}
-    names = layer._flat_weights_names
-    return [own[name] for name in names] if own.keys() >= set(names) else None
 
 
 def replaced_part(module: nn.Module, before: Parts) -> str | None:

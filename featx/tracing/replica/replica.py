@@ -292,6 +292,11 @@ def replica_of(
         return Replica(model, training, "all", caches)
 
 
+def modes_after_train(model: nn.Module, training: bool) -> dict[str, bool]:
+    """Return which mode each submodule would be in after `train(training)` of the model, by path; the model has ""."""
+    return {path: module.training for module, path in replica_of(model, training).paths.items()}
+
+
 def view_in_mode(model: nn.Module, training: bool) -> nn.Module:
     """Return a tree of modules that differs from the model in its modes alone, to be asked and not to be run.
 
