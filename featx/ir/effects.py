@@ -26,6 +26,7 @@ from featx.ir.modules import modules_of
 from featx.ir.names import has_borrowed_name, qualified_name
 from featx.ir.node import Node
 from featx.ir.operator_facts import (
+    RENORMALIZING,
     draws_now,
     facts_of,
     facts_of_call,
@@ -34,6 +35,7 @@ from featx.ir.operator_facts import (
     is_set,
     is_training,
     is_written,
+    renormalizes,
     statistics_written,
 )
 from featx.ir.paths import held_at, module_at
@@ -50,7 +52,6 @@ _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 # Modules of Python whose functions never write their arguments.
 _PURE_MODULES = frozenset({"math", "functools", "itertools", "typing", "dataclasses"})
 # What writes its weight where it gets a largest norm for its rows.
-_RENORMALIZING = frozenset({"embedding", "embedding_bag"})
 # What operators of Python and methods with such names do besides those that write or give a view: they compute.
 _COMPUTING = frozenset(name for name in vars(operator) if name not in ("call", "iconcat")) | frozenset(
     "bool int float complex round divmod len hash repr str format reversed dir sizeof trunc floor ceil "
@@ -252,7 +253,7 @@ class Effects:
             return CallEffects(writes=_first_node(node), shares=_nodes(node))
         if is_set(node.args, node.kwargs, "inplace", _inplace_position(node)):
             return CallEffects(writes=_first_node(node), shares=_first_node(node), is_random=_is_random(node, name))
-        if name in _RENORMALIZING and (node.kwargs.get("max_norm") or len(node.args) > 3):
+        if renormalizes(name, node.args, node.kwargs):
             return CallEffects(writes=_nodes(node))
         if facts.writes_statistics:
             return CallEffects(writes=tuple(nodes_in(statistics_written(node.target, node.args, node.kwargs))))
@@ -294,7 +295,7 @@ class Effects:
                     value = _argument(node, position, argument.name)
                     writes.update(dict.fromkeys(nodes_in(value)))
         is_random = _is_random(node, name)
-        depends = facts.draws or facts.dropout_at is not None or name in _RENORMALIZING
+        depends = facts.draws or facts.dropout_at is not None or name in RENORMALIZING
         if not writes and not depends and _inplace_position(node) is None:
             self._plain[node.op, node.target] = is_view
         shares = tuple(writes) if writes else (_nodes(node) if is_view else ())

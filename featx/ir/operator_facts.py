@@ -66,6 +66,8 @@ _NEEDS_FORM_OF_FIRST = frozenset(
     "new_empty new_full new_ones new_tensor new_zeros empty_like full_like ones_like zeros_like".split()
 )
 # Attributes of a tensor that are tensors which share its memory.
+# Embeddings, which may renormalize the rows that they look up.
+RENORMALIZING = frozenset({"embedding", "embedding_bag"})
 VIEW_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 _NEEDS_FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 
@@ -146,6 +148,22 @@ def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def targets_of_write(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return what a call of torch that writes may write: its first argument, and `out`."""
     return first_argument(args, kwargs), kwargs.get("out")
+
+
+def tensors_written(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a call of torch may write: what its name says, running statistics, or rows that it renormalizes."""
+    name = name_of(function)
+    facts = facts_of(name)
+    if facts.writes_statistics:
+        return statistics_written(function, args, kwargs)
+    if renormalizes(name, args, kwargs):
+        return (*args[:2], kwargs.get("weight"))
+    return targets_of_write(args, kwargs) if facts.writes_first or "out" in kwargs else ()
+
+
+def renormalizes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Say whether an embedding may scale down the rows that it looks up, which `max_norm` asks for."""
+    return name in RENORMALIZING and (bool(kwargs.get("max_norm")) or len(args) > 3)
 
 
 def statistics_written(function: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

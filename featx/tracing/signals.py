@@ -138,7 +138,11 @@ class InternalTraceError(Signal):
         self.error = error
 
 
-class SubmoduleNotRepeatable(Signal):
+class SecondCallDiffers(Signal):
+    """What a second call does asks for a first one under other conditions."""
+
+
+class SubmoduleNotRepeatable(SecondCallDiffers):
     """The module at `path` is to be kept whole: a later call of it may differ from the first one, as `reason` says."""
 
     def __init__(self, path: str, reason: str) -> None:
@@ -146,7 +150,7 @@ class SubmoduleNotRepeatable(Signal):
         self.path, self.reason = path, reason
 
 
-class ReadInNextCall(Signal):
+class ReadInNextCall(SecondCallDiffers):
     """The second call reads attributes that the first one assigns, and that were taken away for both."""
 
     def __init__(self, attributes: set[tuple[str, str]]) -> None:
@@ -154,12 +158,16 @@ class ReadInNextCall(Signal):
         self.attributes = attributes
 
 
-class ReadsStored(Signal):
+class ReadsStored(SecondCallDiffers):
     """Code reads attributes that forward changes and that its source did not show to be read."""
 
 
-class DependsOnAutocast(Signal):
+class DependsOnAutocast(SecondCallDiffers):
     """Forward sets or reads the autocast state in a way that only the profiling hook can observe."""
+
+
+class DependsOnGradients(SecondCallDiffers):
+    """Forward does something else where gradients are switched off, and was not seen to ask whether they are."""
 
 
 class PossibleThreadInterference(ThreadInterference):

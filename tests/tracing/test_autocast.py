@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sources import run_source
 from torch import nn
 
 import featx
@@ -294,6 +295,32 @@ def test_the_dtype_of_autocast_that_code_asks_for_is_checked() -> None:
     traced = featx.trace(model, x)
     assert traced(x).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.float16), pytest.raises(featx.SpecializationError):
+        traced(x)
+
+
+ELSEWHERE: dict[str, Any] = run_source("""
+import torch
+from sources import run_source
+
+def cast(x):
+    return x.to(torch.get_autocast_dtype("cpu"))
+""")
+
+
+class CastsElsewhere(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ELSEWHERE["cast"](x)
+
+
+@pytest.mark.parametrize("made", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_so_is_the_one_that_code_of_another_file_asks_for(made: torch.dtype, is_on: bool) -> None:
+    model, x = CastsElsewhere().eval(), torch.rand(3)
+    with torch.autocast("cpu", dtype=made, enabled=is_on):
+        traced = featx.trace(model, x)
+        assert traced(x).dtype == made
+    other = torch.float16 if made is torch.bfloat16 else torch.bfloat16
+    with torch.autocast("cpu", dtype=other, enabled=is_on), pytest.raises(featx.SpecializationError):
         traced(x)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from featx.tracing.source.location import codes_in
 from featx.tracing.source_uses.slices import has_computed_slices
 
 
@@ -55,6 +56,18 @@ def by_another_name(items: list[int], a: int, b: int) -> Any:
     from itertools import islice as part
 
     return list(part(items, a, b))
+
+
+def in_comprehensions(rows: list[list[int]], a: int, b: int) -> Any:
+    return [[row[a:b] for row in rows] for _ in rows], [row[0] for row in rows]
+
+
+def test_code_of_a_comprehension_is_looked_up_as_that_of_a_function() -> None:
+    inner = [code for code in codes_in(in_comprehensions.__code__) if code.co_name == "<listcomp>"]
+    # Python 3.12 and newer make no code of these.
+    assert sorted(has_computed_slices(code) for code in inner) == ([False, True, True] if inner else [])
+    plain = (row[0] for row in [[1]])
+    assert not has_computed_slices(plain.gi_code)
 
 
 @pytest.mark.parametrize("function", [one_bound, first_ones, part_of_a_tensor])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -234,6 +235,9 @@ def test_code_of_python_itself_is_library_code_and_installed_packages_are_not() 
     folder = os.path.dirname(os.__file__)
     assert is_library_code(contextlib.suppress.__enter__.__code__)
     assert not is_library_code(compile("1", f"{folder}/site-packages/models.py", "exec"))
+    for frozen in (os.path.join, importlib.import_module("importlib._bootstrap")._find_and_load, Mapping.get):
+        assert is_library_code(frozen.__code__)  # without a file, as Python starts with it
+    assert not is_library_code(compile("1", "<frozen models>", "exec"))
 
 
 def test_user_frame_is_the_innermost_frame_outside_the_library() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sources import run_source
 from torch import is_grad_enabled, nn
 
 import featx
@@ -27,12 +28,30 @@ class Asks(nn.Module):
         return self.last(x)
 
 
+# Files that the model's own file names in an object alone.
+FAR = run_source("""
+import torch
+
+def asks(x):
+    return torch.is_grad_enabled()
+
+class Config:
+    @property
+    def is_training(self):
+        return torch.is_grad_enabled()
+""")
+AWAY = run_source("def asks(x): return far['asks'](x)", far=FAR)
+
+
 QUESTIONS: dict[str, Callable[[torch.Tensor], bool]] = {
     "enabled": lambda x: torch.is_grad_enabled(),
     "enabled, by a name of its own": lambda x: is_grad_enabled(),
     "enabled and required": lambda x: torch.is_grad_enabled() and x.requires_grad,
     "required": lambda x: x.requires_grad,
     "disabled": lambda x: not torch.is_grad_enabled(),
+    "enabled, asked two files away": lambda x: AWAY["asks"](x),
+    "enabled, asked by a property of another file": lambda x: FAR["Config"]().is_training,
+    "enabled, asked here and two files away": lambda x: torch.is_grad_enabled() and AWAY["asks"](x),
 }
 MAKERS: dict[str, Callable[..., Any]] = {
     "extractor": lambda model: featx.create_feature_extractor(model, ["last"], example_inputs=X, adaptive=False),
@@ -218,3 +237,45 @@ def test_a_trace_that_cannot_go_on_behind_the_feature_is_dropped(monkeypatch: py
     with pytest.raises(featx.TraceError, match="it cannot go on"):
         featx.create_feature_extractor(ReadsValue().eval(), ["layer"], example_inputs=X)
     assert any(trace.early_stop_reason for trace in dropped)
+
+
+class SwitchesThem(nn.Module):
+    """Computes a part without gradients, and where it keeps a table, as the first call does alone, or asks far away."""
+
+    def __init__(self, *, keeps: bool, asks: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.keeps, self.asks = nn.Linear(4, 4), nn.Linear(4, 4), keeps, asks
+        self.table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            h = self.first(x)
+        if self.keeps and self.table is None:
+            self.table = torch.arange(4.0)
+        if self.asks and AWAY["asks"](x):
+            h = h * 2
+        return self.last(h) + (0 if self.table is None else self.table)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_where_forward_switches_gradients_it_runs_in_both_modes(enabled: bool, keeps: bool) -> None:
+    model = SwitchesThem(keeps=keeps, asks=False).eval()
+    with torch.set_grad_enabled(enabled):
+        extractor = featx.create_feature_extractor(model, ["first", "last"], example_inputs=X, adaptive=False)
+    for mode in (True, False):
+        with torch.set_grad_enabled(mode):
+            found = extractor(X)["last"]
+            assert torch.equal(found, model.last(model.first(X)))
+            assert found.requires_grad is mode
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_where_forward_switches_them_and_asks_far_away_it_runs_in_one(enabled: bool, keeps: bool) -> None:
+    model = SwitchesThem(keeps=keeps, asks=True).eval()
+    with torch.set_grad_enabled(enabled):
+        extractor = featx.create_feature_extractor(model, ["output"], example_inputs=X, adaptive=False)
+        assert torch.equal(extractor(X)["output"], model(X))
+    with torch.set_grad_enabled(not enabled), pytest.raises(featx.SpecializationError, match="grad"):
+        extractor(X)

@@ -405,3 +405,44 @@ def test_single_values_of_a_model_that_reads_what_its_hooks_keep(way: str, names
     found = featx.create_feature_extractor(model, names, example_inputs=torch.rand(2, 4))(x)
     expected = {"layer": model.layer(x), "head": model.head(model.layer(x)), "output": model(x)}
     assert all(torch.equal(found[name], expected[name]) for name in names)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.attention(x, x, x, need_weights=False)
+        return self.last(x + y)
+
+
+def asks_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
+
+
+@pytest.mark.parametrize("names", [["last"], ["attention", "last"], ["output"]])
+@pytest.mark.parametrize("hook", [asks_for_weights, lambda *given: asks_for_weights(*given)])
+def test_hook_that_lets_attention_return_its_weights_is_followed(hook: Callable[..., Any], names: list[str]) -> None:
+    model, kept = Attends().eval(), {}
+    model.attention.register_forward_pre_hook(hook, with_kwargs=True)
+    x = torch.rand(2, 3, 4)
+    extractor = featx.create_feature_extractor(model, names, example_inputs=x)
+    for name, module in (("attention", model.attention), ("last", model.last), ("output", model)):
+        module.register_forward_hook(lambda module, args, out, name=name: kept.update({name: out}))
+    model(x)
+    for name, found in extractor(x).items():
+        expected = kept[name]
+        assert all(map(torch.equal, found, expected)) if isinstance(expected, tuple) else torch.equal(found, expected)
+
+
+def test_hook_that_only_looks_leaves_attention_one_node() -> None:
+    model, seen = Attends().eval(), []
+
+    def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(len(args))
+
+    model.attention.register_forward_pre_hook(look, with_kwargs=True)
+    x = torch.rand(2, 3, 4)
+    assert "attention" in featx.get_graph_node_names(model, example_inputs=x)[1]
+    assert not seen

@@ -191,3 +191,30 @@ def test_sides_of_one_input_that_an_assertion_wants_to_be_equal() -> None:
     assert torch.equal(traced(x), mean_of_squares(x))
     with pytest.raises(featx.SpecializationError):
         traced(torch.rand(3, 9, 8))
+
+
+class KeyValueCache(nn.Module):
+    """Attends to the keys and values of earlier calls; with more than one token, to no later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_and_values = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor, past: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        keys, values = self.keys_and_values(x).chunk(2, -1)
+        keys, values = torch.cat([past[0], keys], 1), torch.cat([past[1], values], 1)
+        count, length = x.shape[1], keys.shape[1]
+        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count) if count > 1 else None
+        return nn.functional.scaled_dot_product_attention(x, keys, values, attn_mask=mask)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_keys_and_values_may_have_another_length_where_they_have_that_of_the_tokens(length: int) -> None:
+    model = KeyValueCache().eval()
+    x, past = torch.rand(2, 1, 8), (torch.rand(2, length, 8), torch.rand(2, length, 8))
+    extractor = featx.create_feature_extractor(model, ["output"], example_inputs=(x, past), adaptive=False)
+    for other in (1, 3, 7):
+        given = torch.rand(2, 1, 8), (torch.rand(2, other, 8), torch.rand(2, other, 8))
+        assert torch.equal(extractor(*given)["output"], model(*given))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(2, 2, 8), past)

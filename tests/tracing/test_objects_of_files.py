@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import io
 import itertools
 import queue
@@ -29,6 +30,7 @@ QUEUE: queue.Queue[int] = queue.Queue()
 DEEP: dict[str, Any] = {"a": {"b": {"c": {"d": [0]}}}}
 RANDOM = random.Random(0)
 RANDOM_OF_NUMPY = np.random.default_rng(0)
+RANDOM_OF_TORCH = torch.Generator().manual_seed(0)
 OLD_RANDOM_OF_NUMPY = np.random.Generator(np.random.MT19937(0))
 
 
@@ -150,3 +152,26 @@ def test_objects_are_as_they_were_behind_a_trace(change: Callable[[], float], en
 def test_a_value_that_each_call_changes_is_refused(change: Callable[[], float], kind: type[Changes]) -> None:
     with pytest.raises(featx.TraceError):
         featx.create_feature_extractor(kind(change), ["output"], example_inputs=X)
+
+
+class Noise(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(x.shape, generator=RANDOM_OF_TORCH)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_generator_of_torch_that_a_file_holds_draws_in_calls_alone(entry: str) -> None:
+    model = nn.Sequential(Noise(), nn.Linear(4, 4)).eval()
+    before = RANDOM_OF_TORCH.get_state()
+    with contextlib.suppress(featx.FeatxError):
+        ENTRIES[entry](model)
+    assert torch.equal(RANDOM_OF_TORCH.get_state(), before)
+
+
+def test_module_that_draws_from_it_draws_in_an_extractor_what_it_draws_in_the_model() -> None:
+    model = nn.Sequential(Noise(), nn.Linear(4, 4)).eval()
+    extractor = featx.create_feature_extractor(model, ["1"], example_inputs=X)
+    state = RANDOM_OF_TORCH.get_state()
+    expected = [model(X), model(X)]
+    RANDOM_OF_TORCH.set_state(state)
+    assert [torch.equal(extractor(X)["1"], each) for each in expected] == [True, True]

@@ -286,3 +286,32 @@ def test_modes_that_the_model_keeps_are_checked_where_the_graph_sets_them(traini
     with pytest.raises(featx.SpecializationError, match=r"the train mode of 'norm' \(the model's own train\(\) leaves"):
         traced.train()(x)
     assert torch.equal(model.norm.running_mean, mean)  # type: ignore[arg-type]
+
+
+class DropsTokens(nn.Module):
+    """Keeps some of its tokens in train mode, as Perceiver does; their number is made of a length by C code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.latents = nn.Linear(8, 8), nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            kept = int((1.0 - 0.2) * x.shape[1])
+            order = torch.randn(x.shape[0], x.shape[1]).topk(kept, dim=1).indices
+            x = x[torch.arange(x.shape[0])[:, None], order]
+        queries = self.latents.expand(x.shape[0], -1, -1)
+        return torch.einsum("bid,bjd->bij", queries, self.layer(x)).softmax(-1) @ x
+
+
+def test_length_that_train_mode_alone_refuses_is_free_in_eval_mode() -> None:
+    model = DropsTokens().eval()
+    example = torch.rand(2, 10, 8)
+    extractor = featx.create_feature_extractor(
+        model, ["output"], example_inputs=example, adaptive=False, suppress_diff_warning=True
+    )
+    x = torch.rand(3, 17, 8)
+    assert torch.equal(extractor(x)["output"], model(x))
+    extractor.train()
+    with pytest.raises(featx.SpecializationError):
+        extractor(x)

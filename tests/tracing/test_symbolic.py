@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
+from sources import run_source
 from torch import nn
 from torch.nn import functional
 
@@ -441,3 +442,23 @@ def test_two_modules_of_one_path_are_refused() -> None:
     setattr(model, "0.0", nn.Linear(4, 4))
     with pytest.raises(featx.TraceError, match=r"two modules have the path '0\.0'"):
         featx.symbolic_trace(model)
+
+
+ELSEWHERE = run_source("""
+import torch
+
+def add(x):
+    return x + torch.zeros(x.shape[0], 1)
+""")
+add = ELSEWHERE["add"]
+
+
+def test_factory_in_another_file_takes_sizes_that_are_traced() -> None:
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return add(x)
+
+    graph_module = featx.symbolic_trace(Adds())
+    for count in (1, 5):
+        x = torch.rand(count, 4)
+        assert torch.equal(graph_module(x), x)

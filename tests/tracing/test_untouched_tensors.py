@@ -14,6 +14,8 @@ from torch import nn
 import featx
 
 X = torch.rand(5, 4)
+ROWS = nn.Embedding(6, 4, max_norm=0.1)
+TABLE = torch.randn(6, 4)
 OF_FILE = torch.ones(4)
 BY_NAME = {"scale": torch.ones(4)}
 
@@ -111,3 +113,61 @@ def test_a_trace_changes_no_tensor(
         with suppress(featx.FeatxError):
             make(model, example_inputs=X)
         assert state_of(changes) == before
+
+
+class Hides(nn.Module):
+    """Runs a layer that is none of its submodules, as a student has its teacher."""
+
+    def __init__(self, hidden: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(4, 4), [hidden]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.hidden[0](x)
+
+
+class OfFile(nn.Module):
+    def __init__(self, look_up: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.look_up = nn.Linear(4, 4), look_up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.look_up(torch.arange(5))
+
+
+def make_all(model: nn.Module, names: list[str]) -> None:
+    for make in (featx.get_graph_node_names, partial(featx.create_feature_extractor, return_nodes=names), featx.trace):
+        with suppress(featx.FeatxError):
+            make(model, example_inputs=X)
+
+
+@pytest.mark.parametrize("names", [["0", "1"], ["0.layer", "1"]])
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))])
+def test_a_trace_changes_no_statistics_of_a_layer_that_is_no_submodule(layer: nn.Module, names: list[str]) -> None:
+    layer.train()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    make_all(nn.Sequential(Hides(layer), nn.Linear(4, 2)).train(), names)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("names", [["0", "1"], ["0.layer", "1"]])
+@pytest.mark.parametrize(
+    ("look_up", "table"),
+    [
+        (lambda ids: ROWS(ids), ROWS.weight),
+        (lambda ids: nn.functional.embedding(ids, TABLE, max_norm=0.1), TABLE),
+        (lambda ids: nn.functional.embedding(ids, TABLE, None, 0.1), TABLE),
+        (lambda ids: nn.functional.embedding_bag(ids[:, None], TABLE, max_norm=0.1), TABLE),
+    ],
+    ids=["layer", "by name", "by position", "bag"],
+)
+def test_a_trace_renormalizes_no_table_of_a_file(
+    look_up: Callable[[torch.Tensor], torch.Tensor], table: torch.Tensor, names: list[str]
+) -> None:
+    before = table.detach().clone()
+    make_all(nn.Sequential(OfFile(look_up), nn.Linear(4, 2)).eval(), names)
+    assert torch.equal(table, before)
+    look_up(torch.arange(5))
+    assert not torch.equal(table, before)
+    with torch.no_grad():
+        table.copy_(before)

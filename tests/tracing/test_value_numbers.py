@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -375,3 +376,55 @@ def test_conversions_are_those_of_numbers_of_each_dtype(compute: Any, example: t
         for value in found:
             assert value.dtype == expected.dtype
             assert torch.equal(value, expected)
+
+
+class Patches(nn.Module):
+    """Returns tokens and how many there are in a row, as the stages of SegFormer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 4, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        x = self.embed(x)
+        return x.flatten(2), x.shape[3]
+
+
+class ReadsCounts(nn.Module):
+    def __init__(self, use: Callable[[Any, torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.patches, self.layers, self.use = Patches(), nn.ModuleList(nn.Tanh() for _ in range(99)), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens, count = self.patches(x)
+        return self.use(self, tokens, count)
+
+
+def by_view(model: Any, tokens: torch.Tensor, count: int) -> torch.Tensor:
+    return tokens.view(tokens.shape[0], 4, -1, count)
+
+
+def by_index(model: Any, tokens: torch.Tensor, count: int) -> torch.Tensor:
+    return model.layers[count](tokens) if count > 0 else tokens
+
+
+def runs_with_other_numbers(use: Any, caplog: pytest.LogCaptureFixture, x: torch.Tensor) -> tuple[Any, int]:
+    model = ReadsCounts(use).eval()
+    with caplog.at_level(logging.DEBUG, logger="featx"):
+        extractor = featx.create_feature_extractor(model, ["patches", "output"], example_inputs=x, adaptive=False)
+    return extractor, sum("other numbers from values" in record.getMessage() for record in caplog.records)
+
+
+def test_numbers_that_runs_at_other_sizes_have_shown_as_others_need_no_further_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    extractor, runs = runs_with_other_numbers(by_view, caplog, torch.rand(1, 3, 8, 8))
+    assert runs == 0
+    x = torch.rand(2, 3, 12, 16)
+    assert torch.equal(extractor(x)["output"], extractor(x)["patches"][0].view(2, 4, 6, 8))
+
+
+def test_number_that_decides_is_checked_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    extractor, _ = runs_with_other_numbers(by_index, caplog, torch.rand(1, 3, 8, 8))
+    with pytest.raises(featx.SpecializationError):
+        extractor(torch.rand(1, 3, 8, 12))

@@ -77,7 +77,10 @@ class FunctionCalls:
                     "tensors of the model without a torch call that a trace sees. To go on, call it before."
                 )
             case Answered.MODE_QUERY:
-                return self.on_mode_query(function, args, kwargs)
+                answer = self.on_mode_query(function, args, kwargs)
+                if function is torch.is_grad_enabled and not is_inside:
+                    self._recorder.note_call(function, args, kwargs, answer)
+                return answer
             case _:
                 pass
         if is_inside:

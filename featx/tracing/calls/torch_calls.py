@@ -10,7 +10,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write
+from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write, tensors_written
 from featx.tracing.calls.model_writes import ModelWrites
 from featx.tracing.calls.tensor_reads import TensorReads
 from featx.tracing.calls.value_log import ValueLog
@@ -266,7 +266,7 @@ class TorchCalls:
         written = recorder.stand_ins.written_of_model(function, args, kwargs)
         if written:
             recorder.opaque_call.note_model_write(map(memory_of, written))
-        self._save_foreign(name, args, kwargs)
+        self._save_foreign(function, args, kwargs)
         if recorder.is_real:
             args, kwargs = plain_numbers((args, kwargs))  # some kernels convert numbers, which would fix them
             check_states_of_packed(function, args)
@@ -297,16 +297,15 @@ class TorchCalls:
             return result.replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
         return result
 
-    def _save_foreign(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _save_foreign(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Save what a call may change that is not of this run; raise where it is a tensor that the replica shares."""
-        first = first_argument(args, kwargs)
+        name, first = function.__name__, first_argument(args, kwargs)
         if name in _WITHOUT_KERNEL and isinstance(first, torch.Tensor):
             if self._writes is not None:
                 self._writes.refuse_shared(first)
             self._foreign.save_form(first)
-        elif not self._recorder.is_real and (facts_of(name).writes_first or "out" in kwargs):
-            targets = targets_of_write(args, kwargs)  # where it is real, kernels tell
-            self._foreign.save(targets)
+        elif not self._recorder.is_real and (targets := tensors_written(function, args, kwargs)):
+            self._foreign.save(targets)  # where it is real, kernels tell
             known = self._recorder.stand_ins.has_values
             self.recent_writes.save(each for each in targets if isinstance(each, torch.Tensor) and known(each))
 

@@ -100,6 +100,7 @@ class WholeModules:
             is_opaque_module=not is_leaf,
             taken_in=caller,
         )
+        recorder.hooks.check_result(module, result)
         changed = self._checks.states.changed_by_call(module) if needs_measuring else ()
         assigned = {
             inner: names | assigned_in_forward(inner)

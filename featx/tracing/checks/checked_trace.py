@@ -27,10 +27,11 @@ from featx.tracing.inputs.dict_inputs import without_unread_items
 from featx.tracing.nodes.scope import name_of_traced
 from featx.tracing.replica.mode_reads import ModeReads
 from featx.tracing.signals import (
-    DependsOnAutocast,
+    DependsOnGradients,
     InternalTraceError,
     ReadInNextCall,
     ReadsStored,
+    SecondCallDiffers,
     SubmoduleNotRepeatable,
     Untraceable,
 )
@@ -104,6 +105,7 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
     request = request.on(*without_unread_items(request.root, request.args, request.kwargs))
     tracer = request.tracer
     tracer.observes_autocast = tracer.observes_autocast or other_mode.depends_on_autocast
+    tracer.checks_gradient_mode = tracer.checks_gradient_mode or other_mode.depends_on_gradients
     trace = other_mode.trace(request)
     # What a second call does, and other sizes change, the other mode has told then.
     is_known = trace is not None
@@ -115,7 +117,7 @@ def _trace_checked(request: TraceRequest, other_mode: OtherMode) -> tuple[Exampl
             is_known = other_mode.does_the_same(trace)
             try:
                 can_go_on = not is_known and check_repeats(request, trace)
-            except (SubmoduleNotRepeatable, ReadInNextCall, ReadsStored, DependsOnAutocast) as signal:
+            except SecondCallDiffers as signal:
                 _set_up_for(signal, tracer, other_mode)
                 trace.drop_replica()
                 trace = None
@@ -146,11 +148,7 @@ def _trace_of_all_that_matters(request: TraceRequest) -> ExampleTrace:
         raise
 
 
-def _set_up_for(
-    signal: SubmoduleNotRepeatable | ReadInNextCall | ReadsStored | DependsOnAutocast,
-    tracer: ExampleTracer,
-    other_mode: OtherMode,
-) -> None:
+def _set_up_for(signal: SecondCallDiffers, tracer: ExampleTracer, other_mode: OtherMode) -> None:
     """Let further traces run as the comparison with a second call has asked for."""
     if isinstance(signal, SubmoduleNotRepeatable):
         tracer.opaque_reasons[signal.path] = signal.reason
@@ -158,5 +156,7 @@ def _set_up_for(
         tracer.read_first |= signal.attributes
     elif isinstance(signal, ReadsStored):
         tracer.stored_are_read = True
+    elif isinstance(signal, DependsOnGradients):
+        tracer.checks_gradient_mode = other_mode.depends_on_gradients = True
     else:
         tracer.observes_autocast = other_mode.depends_on_autocast = True

@@ -26,18 +26,21 @@ from featx.tracing.freedom.filled_caches import (
     keeps_drawn_numbers,
     used_of_first,
 )
+from featx.tracing.freedom.gradient_mode import gradient_checks
 from featx.tracing.model_state.unread import unread
 from featx.tracing.recording.recorder import MAY_COMPARE
 from featx.tracing.signals import (
     GAVE_UP,
     KEEP_WHOLE_ADVICE,
     DependsOnAutocast,
+    DependsOnGradients,
     NeedsSharedInputs,
     ReadInNextCall,
     ReadsStored,
     SubmoduleNotRepeatable,
     ThreadInterference,
 )
+from featx.tracing.sizes.same_needed import matches_needed_nodes
 
 _WAY_OUT = (
     "A graph would not repeat that. To go on, put the code that does it into a submodule, which is kept whole, or keep "
@@ -49,9 +52,9 @@ _CHANGES = "changes an object of Python in each call (an iterator, a variable of
 def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
     """Raise where a second call with the same inputs does something else than the one in `trace`.
 
-    A second call is compared with the record of the first one, with another state of autocast around it. Where it
-    differs, two traces on one replica tell whether the first call has only filled a cache. They record whether forward
-    depends on autocast, if that is not known.
+    A second call is compared with the record of the first one, with another state of autocast around it and without
+    gradients. Where it differs, two traces on one replica tell whether the first call has only filled a cache. They
+    record whether forward depends on autocast, if that is not known, and one more tells whether it does on gradients.
 
     Returns:
         Whether the second call was like the first one in all, so that the replica of `trace` may be called again; else
@@ -59,6 +62,7 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
 
     Raises:
         DependsOnAutocast: forward does, and that was not observed in `trace`.
+        DependsOnGradients: forward does, and the graph of `trace` has no check of that.
         ReadsStored: code reads a count that its source did not show it to read.
         ReadInNextCall: the second call reads attributes that were taken away.
         SubmoduleNotRepeatable: an opened submodule keeps something from call to call that its next call reads.
@@ -73,12 +77,18 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
         return True
     if trace.recorder.compared_alias is not None:
         _refuse_comparison(tracer, trace)
-    if trace.is_real and _repeats_without_values(request, trace):
-        return False
-    first = trace
+    if not (trace.is_real and _repeats_without_values(request, trace)):
+        _check_whole_calls(request, trace, is_used_up=repeats is not None)
+    _check_gradients(request, trace)
+    return False
+
+
+def _check_whole_calls(request: TraceRequest, trace: ExampleTrace, *, is_used_up: bool) -> None:
+    """Compare the traces of two calls, of which the first one is `trace` unless its replica is used up."""
+    tracer, first = request.tracer, trace
     with _observing_autocast(tracer) as newly_observed:
         for attempt in range(ATTEMPTS):
-            if repeats is not None or attempt:  # the replica is used up
+            if is_used_up or attempt:
                 first.drop_replica()
                 conditions = Conditions("a first call, to be compared", trace.is_real, trace.gradients)
                 first = request.run(trace, conditions)
@@ -93,7 +103,22 @@ def check_repeats(request: TraceRequest, trace: ExampleTrace) -> bool:
                     raise TraceError(f"cannot trace {trace.name} while other threads run: {error}") from error
             finally:
                 first.drop_replica()
-    return False
+
+
+def _check_gradients(request: TraceRequest, trace: ExampleTrace) -> None:
+    """Raise DependsOnGradients where a run without them does something else. That they are on is no answer of a graph.
+
+    Where forward was seen to ask, the graph has a check of that answer, which may be one of several.
+    """
+    if not trace.gradients or request.tracer.checks_gradient_mode:
+        return
+    checks = frozenset(gradient_checks(trace.graph))
+    for is_real in (False, True) if trace.is_real else (False,):
+        conditions = Conditions("gradients off, to be compared", is_real, gradients=False, earlier=trace)
+        again = request.attempt(trace, conditions)
+        if again is not None and matches_needed_nodes(again, trace, checks):
+            return
+    raise DependsOnGradients
 
 
 def _keep_whole_if_possible(tracer: ExampleTracer, path: str, why: str) -> None:

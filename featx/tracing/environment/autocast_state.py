@@ -7,13 +7,11 @@ import operator
 import torch
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-# The functions that tell the state of autocast.
-AUTOCAST_QUERIES = frozenset(
-    {
-        torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled,
-        torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
-    }
-)  # fmt: skip
+# The functions that tell the state of autocast, and those of them that tell a dtype.
+DTYPE_QUERIES = frozenset({torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype})
+AUTOCAST_QUERIES = DTYPE_QUERIES | {
+    torch.is_autocast_enabled, torch.is_autocast_cpu_enabled, torch._C._is_any_autocast_enabled,
+}  # fmt: skip
 # For each of these devices the dtype that operations are cast to; None where they are not cast.
 AutocastDtypes = tuple[torch.dtype | None, ...]
 
@@ -52,6 +50,8 @@ def set_autocast_nesting(depth: int) -> None:
 
 
 def toggle_autocast() -> None:
-    """Switch autocast off where it is on, and on where it is off."""
+    """Switch autocast off where it is on, and on where it is off, and let it cast to another dtype."""
     for device in DEVICES:
         torch.set_autocast_enabled(device, not torch.is_autocast_enabled(device))
+        is_half = torch.get_autocast_dtype(device) is torch.float16
+        torch.set_autocast_dtype(device, torch.bfloat16 if is_half else torch.float16)

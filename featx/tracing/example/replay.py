@@ -41,9 +41,9 @@ from featx.tree import rebuild_sequence, tensors_in
 
 def does_the_same_again(
     replay: Replay, context: ModelContext, replica: Replica, recorder: Recorder,
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, gradients: bool, toggles_autocast: bool,
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, toggles_autocast: bool,
 ) -> bool:  # fmt: skip
-    """Call forward a second time, in the conditions of the first one, and say whether it does the same.
+    """Call forward a second time, with the inputs of the first one, and say whether it does the same.
 
     Args:
         replay: answers what it calls.
@@ -52,7 +52,6 @@ def does_the_same_again(
         recorder: knows which tensors the first call has made.
         args: the example.
         kwargs: the example, by name.
-        gradients: whether gradients are enabled.
         toggles_autocast: whether autocast does something else around this call, to see whether that matters.
     """
     modes = ThreadModes()
@@ -79,7 +78,7 @@ def does_the_same_again(
             intercept(replica.paths, on_module)
             context.passing.install(_refuse_draw, replay.on_wrapped, recorder.numbers.names_to_follow())
             modes.leave_inference_mode()
-            modes.enter(replay.mode, None, gradients=gradients)
+            modes.enter(replay.mode, None, gradients=replay.gradients)
             if toggles_autocast:
                 toggle_autocast()
             return replay.does_the_same(call) and context.passing.are_installed()
@@ -103,14 +102,19 @@ class Replay:
         record: what the first call did.
         owned: the ids of the tensors of the model, which are the same in both calls.
         one_object: tensors of the first call that are in this one the same object as another, by their ids.
+        gradients: whether gradients are enabled around this call.
 
     Where autocast does something else around this call than around the first one, forward must not depend on it, and
-    may set it only in a way that the first call has shown.
+    may set it only in a way that the first call has shown. So it is with gradients that are enabled around one of the
+    two alone.
     """
 
-    def __init__(self, record: Record, owned: Container[int], one_object: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self, record: Record, owned: Container[int], one_object: Mapping[int, torch.Tensor], *, gradients: bool
+    ) -> None:
         self._record = record
         self._owned = owned
+        self.gradients = gradients
         self._one_object = one_object
         self._position = 0
         self._casts: AutocastDtypes = ()
@@ -169,14 +173,19 @@ class Replay:
             if not self._is_next(called):
                 raise Diverged
             event = self._record.events[self._position]
-            if not self._is_same(event.args, args) or (
-                (event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)
-            ):
+            switches_gradients = called is torch._C._set_grad_enabled
+            are_same = self._is_same_switch if switches_gradients else self._is_same
+            if not are_same(event.args, args) or ((event.kwargs or kwargs) and not self._is_same(event.kwargs, kwargs)):
                 raise Diverged
             if not self._has_expected_autocast(event.autocast_dtypes):
                 raise Diverged
             self._position += 1
-            return called(*args) if called is torch._C._set_grad_enabled else self._twin_of(event.result)
+            return called(*args) if switches_gradients else self._twin_of(event.result)
+
+    def _is_same_switch(self, recorded: tuple[bool], given: tuple[bool]) -> bool:
+        """Say whether forward sets the gradient mode as in the first call, or back to what it is around the call."""
+        around = self._record.gradients
+        return recorded == given or (recorded == (around,) and given == (self.gradients,))
 
     def _has_expected_autocast(self, recorded: AutocastDtypes) -> bool:
         """Say whether the regions that are open are those that were seen to be open in the first call."""

@@ -161,12 +161,14 @@ class ExampleTrace:
         recorder, earlier, before = self.recorder, conditions.earlier, conditions.before
         recorder.is_compared = self._tracer.keeps_replicas
         # A run without gradients that is compared with one that has them is to have the same nodes.
-        self._checks_gradients = not self.gradients and (earlier is None or not earlier.gradients)
+        self._checks_gradients = self._tracer.checks_gradient_mode or (
+            not self.gradients and (earlier is None or not earlier.gradients)
+        )
         if conditions.dtype is not None:
             recorder.stand_ins.cast(self.replica.root, conditions.dtype)
         self.numbers.disguise, self.numbers.disguised = conditions.disguise, conditions.disguised
         if conditions.is_recorded or (self._tracer.keeps_replicas and earlier is None and before is None):
-            recorder.call_record = Record()
+            recorder.call_record = Record(gradients=self.gradients)
         if before is not None:
             recorder.earlier = before._kept.alive(self.replica.paths)
             before.numbers.next_call = self.numbers
@@ -463,14 +465,16 @@ class ExampleTrace:
         one_object = record.returned_inputs.copy() if returned else {}
         if inputs and not self.inputs.are_compared:
             one_object.update(record.equal_inputs)
-        replay = Replay(record, self.recorder.owned, one_object)
+        # With gradients switched off, so that what depends on them is another call.
+        gradients = self.gradients and self._tracer.checks_gradient_mode
+        replay = Replay(record, self.recorder.owned, one_object, gradients=gradients)
         self.put_back_tensors()
         self._remove_absent()
         try:
             # Where the first call has recorded what forward does with autocast, that is compared.
             return self._variables.run(
                 does_the_same_again, replay, self.model_context, self.replica, self.recorder, args, kwargs,
-                gradients=self.gradients, toggles_autocast=not self._tracer.observes_autocast,
+                toggles_autocast=not self._tracer.observes_autocast,
             )  # fmt: skip
         finally:
             self._kept.add_twins(replay.end())

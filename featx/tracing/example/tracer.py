@@ -116,6 +116,8 @@ class ExampleTracer:
         self.uses_profile_hook = self._may_be_disturbed = False
         # Whether calls are observed that set or ask for the state of autocast.
         self.observes_autocast = False
+        # Whether graphs check whether gradients are enabled, since code asks for it that is not seen to ask.
+        self.checks_gradient_mode = False
         # Attributes, by path and name, that are taken away for the runs: a trace notes those that forward reads.
         self.absent: frozenset[tuple[str, str]] = frozenset()
         # Attributes that must not be taken away: a second call reads them before it assigns them.
@@ -139,6 +141,7 @@ class ExampleTracer:
             or self.stored_are_read
             or self.uses_profile_hook
             or self.observes_autocast
+            or self.checks_gradient_mode
         )
         return not found and self.forgets_caches
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from featx.tracing.file_globals.holders import Holder
 from featx.tracing.objects.plain_objects import PLAIN_TYPES
 
@@ -116,6 +118,18 @@ def _of_random(holder: Holder, key: Any, generator: Any) -> ObjectState:
     return ObjectState(generator, generator.getstate, generator.setstate)
 
 
+def _of_torch_generator(holder: Holder, key: Any, generator: torch.Generator) -> ObjectState:
+    def get() -> bytes:
+        with torch._C.DisableTorchFunction():
+            return generator.get_state().numpy().tobytes()
+
+    def put(state: bytes) -> None:
+        with torch._C.DisableTorchFunction():
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+    return ObjectState(generator, get, put)
+
+
 def _of_numpy_generator(holder: Holder, key: Any, generator: Any) -> ObjectState:
     bits = generator.bit_generator
 
@@ -155,5 +169,6 @@ _KINDS: dict[type, Callable[[Holder, Any, Any], ObjectState | None]] = {
     io.BytesIO: _of_file,
     io.StringIO: _of_file,
     random.Random: _of_random,
+    torch.Generator: _of_torch_generator,
     memoryview: _of_view,
 }

@@ -83,16 +83,18 @@ def find_names_to_replace(
         wanted.update(id(original_of(namespace[name])) for name in names if name in namespace)
 
     def is_one_node(value: Any) -> bool:
-        return id(value) in wanted or value is torch or is_of_einops(value)
+        return id(value) in wanted or is_of_einops(value)
 
     def is_not_followed(value: Any) -> bool:
         return _is_opaque_to_proxies(value) or (is_recording and isinstance(value, _CACHED))
 
     code_of_models = each_once([*seen, *filterfalse(_is_of_library, of_functions)])
-    places += _names_of(is_one_node, [*seen, *given])
-    places += _names_of(is_not_followed, code_of_models)
     # The code of a Python module may run as `library.function(x)`.
-    places += _names_of(_is_opaque_to_proxies, filterfalse(_is_of_library, of_modules))
+    code_of_modules = list(filterfalse(_is_of_library, of_modules))
+    places += _names_of(is_one_node, [*seen, *given])
+    places += _names_of(lambda value: value is torch, each_once([*code_of_models, *given, *code_of_modules]))
+    places += _names_of(is_not_followed, code_of_models)
+    places += _names_of(_is_opaque_to_proxies, code_of_modules)
     places += _names_of(is_of_einops, [globals_of_einops()])  # code may import them within a function
     places += _random_functions(seen)
     if is_recording:

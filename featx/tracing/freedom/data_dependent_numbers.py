@@ -20,6 +20,7 @@ from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, source_node
 from featx.tracing.recording.numbers import READS_NUMBERS
 from featx.tracing.sizes.same_needed import matches_needed_nodes
+from featx.tracing.source_uses.slices import has_computed_slices
 
 _OF_MEMORY = ("stride", "storage_offset")
 
@@ -27,20 +28,25 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Some more runs where there are such numbers (two, and those of `disguises_in_reverse`); else none. The graph of
-    `trace` is changed.
+    Two more runs where there are such numbers, and those of `disguises_in_reverse` for floats, or where code takes
+    parts between two bounds; none for numbers that runs at other sizes have shown as others. The graph of `trace` is
+    changed.
     """
     of_values = _nodes_of_values(trace.graph)
     found = [
         place
         for place, origin in enumerate(trace.numbers.origins)
-        if (node := source_node(origin)) in of_values or "effects" in node.meta  # a call has returned it
+        if place not in trace.numbers.shown_otherwise
+        and ((node := source_node(origin)) in of_values or "effects" in node.meta)  # a call has returned it
     ]
     if not found:
         return
     numbers = [plain_number(trace.numbers.values[place]) for place in found]
     numbers += [number for number, node in trace.numbers.computed if node in of_values]
-    # Large: `items[:n]` is everything. Zero: it is nothing. In reverse: `items[a:b]` that was empty is not.
+    # Large: `items[:n]` is everything. Zero: it is nothing. In reverse: `items[a:b]` that was empty is not, and other
+    # floats are the larger ones.
+    if not any(map(has_computed_slices, trace.final_checks.codes_that_may_have_run())):
+        numbers = [number for number in numbers if isinstance(number, float)]
     disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse(numbers))
     if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return

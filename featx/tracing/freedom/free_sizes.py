@@ -54,6 +54,7 @@ def free_dims(
     if is_known and not other_mode.refuses_samples():
         known = {dim: other_mode.dims[dim] for dim in _dims_of(inputs)}
         trace.cached = other_mode.cached
+        trace.numbers.shown_otherwise = other_mode.shown_otherwise
     else:
         known, before = _try_sizes(request, trace, inputs, other_mode, before)
     trace.checks.left.update(_caches_of_one_length(inputs, known))
@@ -91,6 +92,7 @@ def _try_sizes(
     is_first_in_mode = bool(other_mode.dims) and other_mode.on_earlier_inputs is None
     tested = variation.test(varied, earlier, other_mode=is_first_in_mode)
     known = {**dict.fromkeys(_dims_of(inputs), LAYOUT_NOT_VARIED), **tested}
+    trace.numbers.shown_otherwise = variation.runs.shown_otherwise()
     before = variation.runs.before
     if trace.has_filled_caches:
         known.update(stale_dims(variation))

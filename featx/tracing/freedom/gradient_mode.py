@@ -15,9 +15,12 @@ from featx.tracing.sizes.same_needed import matches_needed_nodes
 
 
 def asks_for_gradients(graph: Graph) -> bool:
-    """Say whether the model asked whether gradients are enabled, or read what depends on it, such as `grad_fn`."""
+    """Say whether the model asked whether gradients are enabled, or read what depends on it, such as `grad_fn`.
+
+    A graph asks too where the model switches them, and puts back later what it has found.
+    """
     attributes = {node.args[1] for node in graph.find_nodes(op="call_function", target=getattr)}
-    return bool(graph.find_nodes(op="call_function", target=torch.is_grad_enabled) or attributes & ABOUT_GRADIENTS)
+    return bool(gradient_checks(graph) or attributes & ABOUT_GRADIENTS)
 
 
 def in_gradient_mode_of_caller(request: TraceRequest, trace: ExampleTrace) -> ExampleTrace:

@@ -27,10 +27,12 @@ class OtherMode:
     Attributes:
         dims: what is known of each dimension of the inputs.
         depends_on_autocast: whether forward sets or asks for the state of autocast, where that has to be observed.
+        depends_on_gradients: whether it does something else without gradients, and was not seen to ask for them.
         reads: observes whether anything asks for a mode, while the first of the two is traced.
         graph: what the model did in that mode, where nothing but dropout asked; it does the same in the other one.
         cached: the names of its nodes whose values a second call has used.
         dtypes: what was found of other dtypes.
+        shown_otherwise: which of its numbers C code has seen as others; see `Numbers`.
         needed: how many of its nodes matter for what is requested; None is all.
         places: at which places in it the requested nodes are.
         on_earlier_inputs: what a trace in the present mode found of the dimensions of other inputs. Those that were
@@ -43,9 +45,11 @@ class OtherMode:
     dims: dict[Dim, Outcome] = field(default_factory=lambda: dict[Dim, Outcome]())
     reads: ModeReads | None = None
     depends_on_autocast: bool = False
+    depends_on_gradients: bool = False
     graph: Graph | None = None
     cached: frozenset[str] = frozenset()
     dtypes: OtherDtypes | None = None
+    shown_otherwise: frozenset[int] = frozenset()
     needed: int | None = None
     places: list[int] | None = None
     on_earlier_inputs: FreeDims | None = None
@@ -109,6 +113,7 @@ class OtherMode:
         """Keep what was found out, and the graph where nothing but dropout has asked for a mode so far."""
         self.dims.update(dims)
         self.graph = copy.deepcopy(trace.graph) if self.reads is not None and not self.reads.decides else None
+        self.shown_otherwise = trace.numbers.shown_otherwise
         self.needed, self.places, self.cached = trace.needed, places_of_requested(trace), trace.cached
 
 

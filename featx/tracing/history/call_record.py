@@ -21,9 +21,14 @@ class Event(NamedTuple):
 
 
 class Record:
-    """What the forward of one call has done, in order; it keeps all its tensors alive."""
+    """What the forward of one call has done, in order; it keeps all its tensors alive.
 
-    def __init__(self) -> None:
+    Args:
+        gradients: whether gradients are enabled around the call.
+    """
+
+    def __init__(self, *, gradients: bool = True) -> None:
+        self.gradients = gradients
         self.inputs: list[torch.Tensor] = []
         self.events: list[Event] = []
         # Whether it ended in the middle, because all that was requested was there.

@@ -11,7 +11,13 @@ import torch
 from torch.amp import autocast_mode
 
 from featx.ir.node import Node
-from featx.tracing.environment.autocast_state import AUTOCAST_QUERIES, DEVICES, AutocastState, autocast_state
+from featx.tracing.environment.autocast_state import (
+    AUTOCAST_QUERIES,
+    DEVICES,
+    DTYPE_QUERIES,
+    AutocastState,
+    autocast_state,
+)
 
 # The state, and the devices for which a region was observed to be open.
 _Present = tuple[AutocastState, frozenset[str]]
@@ -71,7 +77,7 @@ class AutocastModes:
             elif code is _INIT and local["enabled"] and local["dtype"] is None:
                 self.record_state(casts_by_default=True)
         elif event == "c_call" and called in AUTOCAST_QUERIES and _is_of_model(frame):
-            self.record_state()
+            self.record_state(casts_by_default=called in DTYPE_QUERIES)
 
     def record_state(self, *, casts_by_default: bool = False) -> None:
         """Record that the state must be the present one when the graph runs, since forward depends on it.
@@ -79,7 +85,7 @@ class AutocastModes:
         With `casts_by_default` the dtypes count too for devices that cast nothing now.
         """
         self.was_observed = True
-        asked = (self._state(), casts_by_default)
+        asked = (autocast_state() if casts_by_default else self._state(), casts_by_default)
         if asked in self._asked:
             return
         self._asked.add(asked)

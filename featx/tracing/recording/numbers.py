@@ -68,6 +68,8 @@ class Numbers:
             disguised.
         disguise: as what it sees them.
         disguised: the positions of further numbers that are disguised.
+        shown_otherwise: the positions of numbers that C code has seen as larger ones and as zero in further runs,
+            which did the same.
         sizes_were_read: whether Python has seen a size, so that it may have made something of it that no node shows.
         shapes_were_read: whether it has seen a whole shape, of which Python may count the dimensions unobserved.
         ties: for each call of `min` or `max` on sizes, whether several of them were the extreme.
@@ -90,6 +92,7 @@ class Numbers:
         self.earlier: Numbers | None = None
         self.disguise: Disguise = disguise_as_larger
         self.disguised: frozenset[int] = frozenset()
+        self.shown_otherwise: frozenset[int] = frozenset()
         # By what a number was in the earlier trace: what such numbers are in this one, in order.
         self._values_by_earlier: dict[int | float, dict[int | float, int]] = {}
         self.sizes_were_read = False

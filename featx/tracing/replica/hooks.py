@@ -7,11 +7,13 @@ modules that have hooks.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +26,7 @@ from featx.tracing.objects.containers import containers_in
 from featx.tracing.objects.module_parts import forward_of
 from featx.tracing.signals import NeedsHooks, Untraceable
 from featx.tracing.source.attributes import names_changed_in, names_read_in
+from featx.tracing.source.location import definition_of
 from featx.tracing.source.reachable import function_behind
 
 # How many objects deep the code of a call is followed: `self.recorder.store.get()`.
@@ -63,6 +66,16 @@ class ModelHooks:
     def check_foreign(self) -> None:
         """Ask for hooks to run where forward uses a tensor of no module: a hook may have put it where nobody looks."""
         if not self.are_run and any(map(_may_store, self._hooked)):
+            raise NeedsHooks
+
+    def check_result(self, module: nn.Module, result: Any) -> None:
+        """Ask for hooks to run where a module may return another structure for keywords that a hook of it changes.
+
+        Such as `need_weights` of nn.MultiheadAttention.
+        """
+        if self.are_run or isinstance(result, torch.Tensor) or not module._forward_pre_hooks_with_kwargs:
+            return
+        if any(map(_may_return, (module._forward_pre_hooks[key] for key in module._forward_pre_hooks_with_kwargs))):
             raise NeedsHooks
 
     @functools.cached_property
@@ -122,13 +135,29 @@ def _may_store(module: nn.Module) -> bool:
 
 
 def _names_changed_by(hook: Any) -> frozenset[str]:
+    owner, function = _code_of(hook)
+    return frozenset() if function is None else names_changed_in(function, type(owner))
+
+
+def _may_return(hook: Any) -> bool:
+    """Say whether a hook may return something else than None, by its source. Without source: yes."""
+    function = _code_of(hook)[1]
+    definition = None if function is None else definition_of(function)
+    if definition is None or isinstance(definition, ast.Lambda):
+        return True
+    returns = (node for node in ast.walk(definition) if isinstance(node, ast.Return))
+    return any(each.value is not None and not isinstance(each.value, ast.Constant) for each in returns)
+
+
+def _code_of(hook: Any) -> tuple[Any, FunctionType | None]:
+    """Return the function behind a hook, and the object whose method it is; None where it is no function."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     function = getattr(
         hook, "__func__", hook if inspect.isfunction(hook) else inspect.getattr_static(type(hook), "__call__", None)
     )
     owner = getattr(hook, "__self__", hook)
-    return names_changed_in(inspect.unwrap(function), type(owner)) if inspect.isfunction(function) else frozenset()
+    return owner, inspect.unwrap(function) if inspect.isfunction(function) else None
 
 
 def _read_by(module: nn.Module) -> tuple[set[str], set[int]]:

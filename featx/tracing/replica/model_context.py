@@ -213,7 +213,8 @@ def refuse_uninitialized(root: nn.Module) -> None:
         if isinstance(module, LazyModuleMixin):
             raise TraceError(
                 f"'{path}' is a {type(module).__name__}, whose parameters are not initialized; run the model once on "
-                "an input, which gives them their shapes, and trace it then"
+                "an input, which gives them their shapes, and trace it then; or take it out of the model, if forward "
+                "does not call it"
             )
 
 

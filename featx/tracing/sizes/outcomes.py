@@ -10,6 +10,7 @@ from featx.tracing.environment.raised_errors import first_line
 from featx.tracing.source.location import node_at
 
 # Each process has other ones, and texts are in graphs.
+_NUMBER = re.compile(r"\d+")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -34,6 +35,11 @@ class Outcome:
     is_raised: bool = False
     said: str = field(default="", compare=False)
     tied: int = field(default=0, compare=False)
+
+    def may_be(self, earlier: Outcome) -> bool:
+        """Say whether the model has refused some lengths for the reason for which it refused others `earlier`."""
+        texts = [_NUMBER.sub("", f"{each.text} {each.said}") for each in (self, earlier)]
+        return earlier == TOO_MANY_FAILED or texts[0] == texts[1]
 
     def __str__(self) -> str:
         return f"{self.text[:-1]}: {self.said})" if self.said else self.text

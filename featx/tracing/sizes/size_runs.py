@@ -14,7 +14,7 @@ from featx.ir.node import Node
 from featx.tracing.example.conditions import Conditions
 from featx.tracing.example.trace import ExampleTrace
 from featx.tracing.example.trace_request import TraceRequest
-from featx.tracing.guards.disguises import Disguise, disguise_as_a_bit_larger, disguise_as_larger
+from featx.tracing.guards.disguises import Disguise, disguise_as_a_bit_larger, disguise_as_larger, disguise_as_zero
 from featx.tracing.guards.guards import check_decision
 from featx.tracing.signals import Diverged, NeedsRealValues, ThreadInterference
 from featx.tracing.sizes.groups import Group
@@ -72,6 +72,8 @@ class SizeRuns:
         self.codes = trace.final_checks.codes_that_may_have_run()
         self.sizes: dict[Group, OtherSize] = {}
         self.has_decided_otherwise = False
+        # The positions of the numbers that were others, and so disguised, in runs that did the same, by the disguise.
+        self._shown: dict[Disguise, set[int]] = {}
         self._request = request
         self._trace = trace
         self._most_computed = request.tracer.computed + max(_RUNS_IN_ALL * trace.computed, _FEWEST_ELEMENTS)
@@ -110,7 +112,7 @@ class SizeRuns:
             self.before = again
         if again.early_stop_reason is not None:
             self._leave_if_changed()
-        if self._is_same(again):
+        if self._is_same(again, disguise):
             return FREE
         self.has_decided_otherwise = _is_decision(first_difference(again.graph, self._trace.graph))
         return CHANGED if again.early_stop_reason is None else BROKE_OFF
@@ -124,10 +126,19 @@ class SizeRuns:
             self.sizes = usual
         return outcome
 
-    def _is_same(self, again: ExampleTrace) -> bool:
+    def shown_otherwise(self) -> frozenset[int]:
+        """Return the positions of the numbers that C code has seen as larger ones and as zero, and did the same."""
+        larger = set[int]().union(*(self._shown.get(each, ()) for each in self.all_larger))
+        return frozenset(larger & self._shown.get(disguise_as_zero, set()))
+
+    def _is_same(self, again: ExampleTrace, disguise: Disguise) -> bool:
         if not matches_needed_nodes(again, self._trace):
             return False
         join_measured(self._trace.graph, again.graph, self._trace.needed)
+        # A run that has all that is needed ends, and has fewer numbers.
+        pairs = zip(self._trace.numbers.values, again.numbers.values, strict=False)
+        others = {place for place, (number, other) in enumerate(pairs) if number != other}
+        self._shown.setdefault(disguise, set()).update(others)
         return True
 
     def outcome_without_values(self, groups: list[Group], disguise: Disguise) -> Outcome | None:
@@ -142,7 +153,7 @@ class SizeRuns:
             return CHANGED
         except (NeedsRealValues, Exception):
             return None
-        return FREE if self._is_same(again) else CHANGED
+        return FREE if self._is_same(again, disguise) else CHANGED
 
     def _leave_if_changed(self) -> None:
         # A call that has broken off may have left its replica in a state that no whole call leaves.

@@ -71,6 +71,8 @@ class Variation:
         # How many more whole runs for real may try one dimension that is not the first.
         self._runs_left = 0 if trace.is_large else _RUNS_ALONE
         self.free_groups: list[Group] = []
+        # The dimensions that are tried at once first, since they have one position and one length.
+        self._at_once: list[frozenset[Dim]] = []
         self._ties = itertools.count(1)
 
     def test(
@@ -78,13 +80,14 @@ class Variation:
     ) -> dict[Dim, Outcome]:
         """Return what is known of each dimension of the inputs.
 
-        Those that the model refused in an `earlier` trace are tried all at once, and where it refuses that again, not
-        alone. If that trace was one in the `other_mode`, first dimensions are: the number of samples may be refused in
-        one mode alone, as by a batch norm that gets one sample in train mode. Where other sizes may not run for real,
-        those that are likely to be free are tried once, all together.
+        Those that the model refused in an `earlier` trace are tried all at once, and those for which it raises the
+        same error again are not tried alone. If that trace was one in the `other_mode`, first dimensions are: the
+        number of samples may be refused in one mode alone, as by a batch norm that gets one sample in train mode.
+        Where other sizes may not run for real, those that are likely to be free are tried once, all together.
         """
         self.runs.inputs = inputs
         groups, likely = (divided(each, earlier) for each in groups_of(inputs))
+        self._at_once = [frozenset(group.dims) for group in groups]
         known = {group: NOT_ASKED for group in groups if not self._may_try(group)}
         groups, likely = ([group for group in each if group not in known] for each in (groups, likely))
         if self._trace.is_real and not self._request.tracer.runs_sizes_for_real:
@@ -92,8 +95,8 @@ class Variation:
             are_free = all(self.runs.outcome_without_values(likely, disguise) == FREE for disguise in disguises)
             known.update({group: FREE if are_free and group in likely else NOT_ALONE for group in groups})
             return {dim: outcome for group, outcome in known.items() for dim in group.dims}
-        refused = [group for group in groups if was_refused(group, earlier)]
-        if refused and self.runs.outcome(refused).is_refusal:
+        refused = self._refused_again([group for group in groups if was_refused(group, earlier)], earlier)
+        if refused:
             fixed = [group for group in refused if group.position > 0 or not other_mode or len(refused) == 1]
             known.update({group: earlier[group.dims[0]] for group in fixed})
             likely = [group for group in likely if group not in refused]
@@ -121,6 +124,17 @@ class Variation:
         known.update({group: IF_TAKEN for group in self.runs.sizes if known.get(group) == FREE})
         self.free_groups = [group for group, outcome in known.items() if outcome.is_free]
         return {dim: outcome for group, outcome in known.items() for dim in group.dims}
+
+    def _refused_again(self, groups: list[Group], earlier: Mapping[Dim, Outcome]) -> list[Group]:
+        """Return those of the groups, which were refused, that are refused again for the same reason; see `test`."""
+        again: list[Group] = []
+        while groups and (outcome := self.runs.outcome(groups)).is_refusal:
+            alike = [group for group in groups if outcome.may_be(earlier[group.dims[0]])]
+            if not alike:
+                break
+            again += alike
+            groups = [group for group in groups if group not in alike]
+        return again
 
     def _changed_where_larger(self, free: list[Group]) -> list[Group]:
         """Return the groups for which the model does something else where C code sees numbers as much larger ones."""
@@ -166,7 +180,10 @@ class Variation:
         """Try groups of one length at once; if they are free, note that in `known`, and return True."""
         dims = tuple(sorted({dim for group in groups for dim in group.dims}))
         is_asserted = any(known[group].is_assertion for group in groups)
-        if len({position for _, position in dims}) < 2 or (is_asserted and not self._may_be_matched(dims)):
+        # The keys and values of a cache may have the length of another input.
+        is_part = len(groups) > 1 and any(each.issuperset(dims) and len(each) > len(dims) for each in self._at_once)
+        is_known = len({position for _, position in dims}) < 2 and not is_part
+        if is_known or (is_asserted and not self._may_be_matched(dims)):
             return False
         together = Group(min(group.position for group in groups), groups[0].size, dims)
         if self.runs.outcome([together]) != FREE:

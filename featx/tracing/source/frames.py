@@ -29,6 +29,7 @@ _DISPATCHING = (
     torch.Tensor.split.__code__.co_filename,
 )
 _FILES_OF_NUMBERS = (os.path.join("guards", "scalars.py"), os.path.join("recording", "numbers.py"))
+_FROZEN = "<frozen "
 _PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
 
 
@@ -49,6 +50,8 @@ def is_of_python(code: CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_python(name: str) -> bool:
+    if name.startswith(_FROZEN):  # the files of importlib, os, abc and others of which Python is made
+        return name.removeprefix(_FROZEN).rstrip(">").partition(".")[0] in sys.stdlib_module_names
     return name.startswith(_PYTHON_FOLDER) and "-packages" not in name
 
 

@@ -16,7 +16,16 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension = ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+# What has code of its own and no name, and the name that Python gives that code.
+_UNNAMED = {
+    ast.Lambda: "<lambda>",
+    ast.GeneratorExp: "<genexpr>",
+    ast.ListComp: "<listcomp>",
+    ast.SetComp: "<setcomp>",
+    ast.DictComp: "<dictcomp>",
+}
 # What `from __future__ import ...` at the head of a file changes in how the rest of it is compiled.
 _FUTURE = reduce(or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names])
 
@@ -44,8 +53,8 @@ class Source:
         self.parents: dict[ast.AST, ast.AST] = {}
         self._at: dict[tuple[int, int, int, int], ast.AST] = {}
         self._ending_at: dict[tuple[int, int], ast.Attribute | ast.Call] = {}
-        self._functions: list[Function] = []
-        self._definitions: dict[CodeType, Function | None] = {}
+        self._with_code: list[Function | Comprehension] = []
+        self._found: dict[CodeType, Function | Comprehension | None] = {}
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
@@ -55,8 +64,8 @@ class Source:
                 self._at[node.lineno, end[0], node.col_offset, end[1]] = node
                 if isinstance(node, (ast.Attribute, ast.Call)):
                     self._ending_at[end] = node
-            if isinstance(node, _FUNCTIONS):
-                self._functions.append(node)
+            if isinstance(node, (*_FUNCTIONS, *_UNNAMED)):
+                self._with_code.append(node)
 
     def node_at(self, position: Position) -> ast.AST | None:
         """Return the innermost node that stands exactly there.
@@ -70,17 +79,23 @@ class Source:
         return longer if longer is not None and longer.lineno < position.line else None
 
     def function_of(self, code: CodeType) -> Function | None:
-        """Return the definition that gives this code."""
-        if code not in self._definitions:
-            self._definitions[code] = self._definition_of(code)
-        return self._definitions[code]
+        """Return the definition that gives this code; None for a comprehension."""
+        found = self.syntax_of(code)
+        return found if isinstance(found, _FUNCTIONS) else None
 
-    def _definition_of(self, code: CodeType) -> Function | None:
-        found = [each for each in self._functions if _first_line(each) == code.co_firstlineno]
-        found = [each for each in found if getattr(each, "name", "<lambda>") == code.co_name]
-        if len(found) > 1:  # lambdas in one line
+    def syntax_of(self, code: CodeType) -> Function | Comprehension | None:
+        """Return the definition or the comprehension that gives this code."""
+        if code not in self._found:
+            self._found[code] = self._syntax_of(code)
+        return self._found[code]
+
+    def _syntax_of(self, code: CodeType) -> Function | Comprehension | None:
+        found = [each for each in self._with_code if _first_line(each) == code.co_firstlineno]
+        found = [each for each in found if _name_of_code(each) == code.co_name]
+        if len(found) > 1:  # in one line: that around all of the code, and of several the inner one, which comes last
             places = [place for place in map(Position._make, code.co_positions()) if None not in place]
-            found = [each for each in found if any(_spans(each, place) for place in places)]
+            spanned = [sum(_spans(each, place) for place in places) for each in found]
+            found = [each for each, count in zip(found, spanned, strict=True) if count == max(spanned)]
         return found[-1] if found else None
 
 
@@ -127,6 +142,12 @@ def parent_of(node: ast.AST, frame: FrameType) -> ast.AST | None:
 def definition_of(function: FunctionType) -> Function | None:
     """Return the syntax of a function, or None where no source says so."""
     return definition_in(function.__code__, function.__globals__)
+
+
+def syntax_in(code: CodeType) -> Function | Comprehension | None:
+    """Return the syntax of the function or the comprehension that has this code, or None where no source says so."""
+    source = source_of(code)
+    return None if source is None else source.syntax_of(code)
 
 
 def definition_in(code: CodeType, namespace: Mapping[str, Any] | None = None) -> Function | None:
@@ -227,9 +248,13 @@ def _starts_statement(line: str) -> bool:
     return not line[:1].isspace() and line[:1] not in ("", "#", ")", "]", "}") and not line.startswith(("else", "elif"))
 
 
-def _first_line(function: Function) -> int:
-    decorators = getattr(function, "decorator_list", ())
-    return decorators[0].lineno if decorators else function.lineno
+def _first_line(node: Function | Comprehension) -> int:
+    decorators = getattr(node, "decorator_list", ())
+    return decorators[0].lineno if decorators else node.lineno
+
+
+def _name_of_code(node: Function | Comprehension) -> str:
+    return node.name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else _UNNAMED[type(node)]
 
 
 def _spans(node: ast.expr | ast.stmt, place: Position) -> bool:

@@ -113,10 +113,10 @@ def asks_for_kind_of_device(code: CodeType) -> bool:
     if not any(map(_is_name_of_device, names)):
         return False
     source = source_of(code)
-    definition = None if source is None else source.function_of(code)
-    if source is None or definition is None:
+    syntax = None if source is None else source.syntax_of(code)
+    if source is None or syntax is None:
         return "type" in names
-    return any(_asks_for_device(node, source.parents.get(node)) for node in ast.walk(definition))
+    return any(_asks_for_device(node, source.parents.get(node)) for node in ast.walk(syntax))
 
 
 def asks_for_type_of_tensor(code: CodeType) -> bool:

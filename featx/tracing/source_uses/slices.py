@@ -7,7 +7,7 @@ import functools
 from types import CodeType
 
 from featx.tracing.source.frames import is_library_code
-from featx.tracing.source.location import definition_in
+from featx.tracing.source.location import syntax_in
 
 _MAKERS = ("slice", "islice")
 
@@ -20,10 +20,10 @@ def has_computed_slices(code: CodeType) -> bool:
     """
     if is_library_code(code):
         return False
-    definition = definition_in(code)
-    if definition is None:
+    syntax = syntax_in(code)
+    if syntax is None:
         return True
-    nodes = list(ast.walk(definition))
+    nodes = list(ast.walk(syntax))
     subscripts = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
     written = [[each.lower, each.upper] for each in subscripts if isinstance(each, ast.Slice)]
     makers = [node for node in nodes if _name_of(node) in _MAKERS]

@@ -123,51 +123,77 @@ def _uses_of(kind: type[nn.Module], forward: object) -> tuple[_Use, ...]:
     return tuple(dict.fromkeys(found))
 
 
-class _Code:
-    """The code of a function that may get a module, or what one has.
+class _Function:
+    """A function, and the calls in its code.
 
     Args:
         function: the function.
         definition: its syntax.
+
+    Attributes:
         parameters: its parameters.
-        own: the one that may be that.
+    """
+
+    def __init__(self, function: FunctionType, definition: Function) -> None:
+        self.function = function
+        self.definition = definition
+        self.parameters = Parameters(definition)
+        nodes = list(ast.walk(definition))
+        calls = list(filter(_is_call, nodes))
+        # Each with what it calls, or by which name, where that is not known.
+        called = ((call, called_in(call, function)) for call in calls)
+        self._calls = [
+            (call, function_behind(value), name_called(call) if value is None else None) for call, value in called
+        ]
+        functions = {id(call.func) for call in calls}
+        names = (each for each in nodes if isinstance(each, (ast.Name, ast.Attribute)))
+        # Names that stand for something else than what is called there.
+        self._values = {_name_in(each) for each in names if id(each) not in functions}
+
+    def calls_of(self, other: FunctionType) -> list[ast.Call]:
+        """Return the calls that may be of another function."""
+        named = other.__name__
+        return [call for call, called, name in self._calls if called is other or name == named]
+
+    def names(self, other: FunctionType) -> bool:
+        """Say whether the code names another function for anything else than a call."""
+        return other.__name__ in self._values
+
+
+class _Code:
+    """The code of a function that may get a module, or what one has.
+
+    Args:
+        code: the function.
+        own: the parameter that may be that.
         chain: where it is, from the module whose forward method runs.
 
     Attributes:
         assigned: the values that it assigns to variables.
     """
 
-    def __init__(
-        self, function: FunctionType, definition: Function, parameters: Parameters, own: str, chain: _Chain
-    ) -> None:
-        self.function = function
-        self.definition = definition
-        self.parameters = parameters
+    def __init__(self, code: _Function, own: str, chain: _Chain) -> None:
+        self._code = code
         self.own = own
         self.chain = chain
-        self.assigned = assigned_values(definition)
-        self._places = _Places(function.__code__.co_filename, own, self.assigned)
+        self.assigned = assigned_values(code.definition)
+        self._places = _Places(code.function.__code__.co_filename, own, self.assigned)
 
     def uses(self) -> Iterator[_Use]:
         """Yield what the code does with it under conditions."""
-        variables = (self.parameters.named | self.assigned.keys()) - {self.own}
-        for use in self._places.uses(_under_conditions(self.definition, variables)):
+        variables = (self._code.parameters.named | self.assigned.keys()) - {self.own}
+        for use in self._places.uses(_under_conditions(self._code.definition, variables)):
             yield use._replace(chain=(*self.chain, *use.chain))
 
-    def passed_to(self, other: FunctionType, parameters: Parameters) -> set[tuple[str, _Chain]]:
+    def passed_to(self, other: _Function) -> set[tuple[str, _Chain]]:
         """Return which parameters of another function may be `own` or what that has, and where that is.
 
         Where the function is named for anything else than a call, any may be.
         """
-        name, called, found = other.__name__, set[int](), set[tuple[str, _Chain]]()
-        for call in filter(_is_call, ast.walk(self.definition)):
-            target = called_in(call, self.function)
-            called.add(id(call.func))
-            if function_behind(target) is other or (target is None and name_called(call) == name):
-                found |= self._given(call, parameters)
-        names = [each for each in ast.walk(self.definition) if isinstance(each, (ast.Name, ast.Attribute))]
-        is_value = any(name == _name_in(each) and id(each) not in called for each in names)
-        return found | self._as_any(parameters) if is_value else found
+        found = set[tuple[str, _Chain]]()
+        for call in self._code.calls_of(other.function):
+            found |= self._given(call, other.parameters)
+        return found | self._as_any(other.parameters) if self._code.names(other.function) else found
 
     def _given(self, call: ast.Call, parameters: Parameters) -> set[tuple[str, _Chain]]:
         if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
@@ -189,23 +215,23 @@ def _codes_with_module(kind: type[nn.Module], forward: object) -> list[_Code]:
     """
     methods = {id(function_behind(each)) for base in kind.__mro__ for each in vars(base).values()}
     found: list[_Code] = []
-    others: list[tuple[FunctionType, Function, Parameters]] = []
+    others: list[_Function] = []
     for function, is_first in functions_reached(forward, kind):
         definition = definition_of(function)
         if definition is None:
             continue
-        parameters = Parameters(definition)
-        if parameters.positional and (is_first or id(function) in methods):
-            found.append(_Code(function, definition, parameters, parameters.positional[0], ()))
+        code = _Function(function, definition)
+        if code.parameters.positional and (is_first or id(function) in methods):
+            found.append(_Code(code, code.parameters.positional[0], ()))
         else:
-            others.append((function, definition, parameters))
+            others.append(code)
     known = set[tuple[int, str, _Chain]]()
     for code in found:  # which grows
-        for function, definition, parameters in others:
-            for own, chain in sorted(code.passed_to(function, parameters)):
-                if (id(function), own, chain) not in known:
-                    known.add((id(function), own, chain))
-                    found.append(_Code(function, definition, parameters, own, chain))
+        for other in others:
+            for own, chain in sorted(code.passed_to(other)):
+                if (id(other), own, chain) not in known:
+                    known.add((id(other), own, chain))
+                    found.append(_Code(other, own, chain))
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from featx.ir.memory import memory_of
-from featx.ir.operator_facts import draws_now, facts_of, first_argument, statistics_written, targets_of_write
+from featx.ir.operator_facts import draws_now, facts_of, first_argument, targets_of_write, tensors_written
 from featx.tracing.guards.scalars import TracedNumber, plain_numbers
 from featx.tracing.objects.module_parts import registered_tensors
 from featx.tracing.signals import NeedsRealValues
@@ -286,12 +286,7 @@ class StandIns:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[torch.Tensor]:
         """Return the tensors of the model, or what stands for them and their views, into which a call writes."""
-        name = function.__name__
-        if facts_of(name).writes_statistics:
-            return [value for value in statistics_written(function, args, kwargs) if id(value) in self._owned]
-        if facts_of(name).writes_first or "out" in kwargs:
-            return [target for target in targets_of_write(args, kwargs) if self._is_of_model(target)]
-        return []
+        return [target for target in tensors_written(function, args, kwargs) if self._is_of_model(target)]
 
     def _is_of_model(self, target: Any) -> bool:
         """Say whether a value is a tensor of the model, or a view of one."""
