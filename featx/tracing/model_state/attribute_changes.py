@@ -113,10 +113,14 @@ class AttributeChanges:
         Others are modules that are not inside of `module`. To be asked before `note_call`. `assigned` tells which
         attributes the code of a module changes: what it puts there may be what was there.
         """
+        put: dict[nn.Module, set[int]] = {}
         for container, places in self._containers_of_others(module):
             inner, name = places[0]
             state = self._latest[inner]
-            if isinstance(state, ModuleState) and any(noted is container for _, noted in state.plain_values_put()):
+            if inner not in put:
+                values = state.plain_values_put() if isinstance(state, ModuleState) else ()
+                put[inner] = {id(noted) for _, noted in values}
+            if id(container) in put[inner]:
                 return name
             if holds_plain_values(container):
                 found = (name for inner, name in places if name in assigned(inner))
