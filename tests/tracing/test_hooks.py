@@ -421,8 +421,19 @@ def asks_for_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tu
     return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
 
 
+def writes_that(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    kwargs["need_weights"] = True
+
+
+def updates_that(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    kwargs.update(need_weights=True)
+
+
 @pytest.mark.parametrize("names", [["last"], ["attention", "last"], ["output"]])
-@pytest.mark.parametrize("hook", [asks_for_weights, lambda *given: asks_for_weights(*given)])
+@pytest.mark.parametrize(
+    "hook", [asks_for_weights, lambda *given: asks_for_weights(*given), writes_that, updates_that],
+    ids=["returns", "lambda", "writes", "updates"],
+)  # fmt: skip
 def test_hook_that_lets_attention_return_its_weights_is_followed(hook: Callable[..., Any], names: list[str]) -> None:
     model, kept = Attends().eval(), {}
     model.attention.register_forward_pre_hook(hook, with_kwargs=True)

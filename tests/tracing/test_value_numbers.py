@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -418,13 +419,48 @@ def runs_with_other_numbers(use: Any, caplog: pytest.LogCaptureFixture, x: torch
 def test_numbers_that_runs_at_other_sizes_have_shown_as_others_need_no_further_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    extractor, runs = runs_with_other_numbers(by_view, caplog, torch.rand(1, 3, 8, 8))
+    extractor, runs = runs_with_other_numbers(by_view, caplog, torch.rand(1, 3, 64, 64))
     assert runs == 0
     x = torch.rand(2, 3, 12, 16)
     assert torch.equal(extractor(x)["output"], extractor(x)["patches"][0].view(2, 4, 6, 8))
 
 
 def test_number_that_decides_is_checked_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    extractor, _ = runs_with_other_numbers(by_index, caplog, torch.rand(1, 3, 8, 8))
+    extractor, _ = runs_with_other_numbers(by_index, caplog, torch.rand(1, 3, 64, 64))
     with pytest.raises(featx.SpecializationError):
-        extractor(torch.rand(1, 3, 8, 12))
+        extractor(torch.rand(1, 3, 64, 32))
+
+
+class LengthsOfValues(nn.Module):
+    """Takes what is between the numbers of positive values in two rows, or what C code makes of both."""
+
+    def __init__(self, use: Callable[[int, int], Any]) -> None:
+        super().__init__()
+        self.last, self.use = nn.Identity(), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = ((x[row] > 0).nonzero().shape[0] for row in (0, 1))
+        return self.last(x * (1 + self.use(first, second)))
+
+
+LETTERS = "abcdefghij"
+OF_TWO: dict[str, Callable[[int, int], Any]] = {
+    "list": lambda a, b: sum(range(10)[a:b]),
+    "list, in a comprehension": lambda a, b: sum([len(LETTERS[a:b]) for _ in range(2)]),
+    "text": lambda a, b: LETTERS.count("d", a, b),
+    "found": lambda a, b: LETTERS.find("d", a, b),
+    "rows of an array": lambda a, b: float(np.arange(20.0).reshape(2, 10)[:, a:b].sum()),
+    "both in a text": lambda a, b: len(f"{a}-{b}" * (a < b)),
+}
+
+
+@pytest.mark.parametrize("use", OF_TWO)
+def test_bounds_that_are_lengths_of_values_are_checked(use: str) -> None:
+    model = LengthsOfValues(OF_TWO[use]).eval()
+    extractor = featx.create_feature_extractor(model, ["last"], example_inputs=torch.ones(4, 6), adaptive=False)
+    for counts in itertools.product((0, 2, 5, 6), repeat=2):
+        x = -torch.ones(4, 6)
+        for row, count in enumerate(counts):
+            x[row, :count] = 1
+        with contextlib.suppress(featx.SpecializationError):
+            assert torch.equal(extractor(x)["last"], model(x))

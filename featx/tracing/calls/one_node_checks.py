@@ -70,7 +70,7 @@ class OneNodeChecks:
             if has_forward_hooks(inner) and not self._has_hooks_of_model(inner):
                 raise Untraceable(
                     f"forward registers a hook on '{path}' or inside it, which would not run in a trace,",
-                    advice="run the model once before, if its first call alone registers it; or register it in __init__",
+                    advice="run the model once before, if its first call alone does so; or register it in __init__",
                 )
             for value in inner._parameters.values():
                 if value is not None and id(value) not in self._recorder.owned and id(value) not in constants:

@@ -20,7 +20,8 @@ from featx.tracing.guards.scalars import plain_number
 from featx.tracing.history.lineage import Origin, source_node
 from featx.tracing.recording.numbers import READS_NUMBERS
 from featx.tracing.sizes.same_needed import matches_needed_nodes
-from featx.tracing.source_uses.slices import has_computed_slices
+from featx.tracing.stand_ins.stand_ins import keeps_values
+from featx.tree import tensors_in
 
 _OF_MEMORY = ("stride", "storage_offset")
 
@@ -28,30 +29,38 @@ _OF_MEMORY = ("stride", "storage_offset")
 def pin_data_dependent_numbers(request: TraceRequest, trace: ExampleTrace) -> None:
     """Add checks that numbers from values are what they were, where the model does something else with other ones.
 
-    Two more runs where there are such numbers, and those of `disguises_in_reverse` for floats, or where code takes
-    parts between two bounds; none for numbers that runs at other sizes have shown as others. The graph of `trace` is
-    changed.
+    Some more runs where there are such numbers (two, and those of `disguises_in_reverse`); else none. The graph of
+    `trace` is changed.
     """
-    of_values = _nodes_of_values(trace.graph)
+    of_values, followed = _nodes_of_values(trace.graph), _followed_like_sizes(request, trace)
+    sources = list(map(source_node, trace.numbers.origins))
     found = [
         place
-        for place, origin in enumerate(trace.numbers.origins)
-        if place not in trace.numbers.shown_otherwise
-        and ((node := source_node(origin)) in of_values or "effects" in node.meta)  # a call has returned it
+        for place, node in enumerate(sources)
+        if node in of_values or ("effects" in node.meta and place not in followed)  # a call has returned it
     ]
     if not found:
         return
     numbers = [plain_number(trace.numbers.values[place]) for place in found]
     numbers += [number for number, node in trace.numbers.computed if node in of_values]
-    # Large: `items[:n]` is everything. Zero: it is nothing. In reverse: `items[a:b]` that was empty is not, and other
-    # floats are the larger ones.
-    if not any(map(has_computed_slices, trace.final_checks.codes_that_may_have_run())):
-        numbers = [number for number in numbers if isinstance(number, float)]
+    # Large: `items[:n]` is everything. Zero: it is nothing. In reverse: `items[a:b]` that was empty is not.
     disguises = (disguise_as_larger, disguise_as_zero, *disguises_in_reverse(numbers))
     if all(_does_the_same(request, trace, frozenset(found), each) for each in disguises):
         return
     for place in found:
         _pin(trace.graph, trace.numbers.origins[place], trace.numbers.values[place])
+
+
+def _followed_like_sizes(request: TraceRequest, trace: ExampleTrace) -> frozenset[int]:
+    """Return the places of ints that calls can only have made of sizes, and that runs at other sizes have followed.
+
+    Such as the height and width that a stage of SegFormer returns beside its tokens. There are none where the trace
+    knows values of inputs.
+    """
+    if trace.is_real or any(map(keeps_values, tensors_in((request.args, request.kwargs)))):
+        return frozenset()
+    values = trace.numbers.values
+    return frozenset(place for place in trace.numbers.shown_otherwise if isinstance(plain_number(values[place]), int))
 
 
 def _does_the_same(request: TraceRequest, trace: ExampleTrace, disguised: frozenset[int], disguise: Disguise) -> bool:

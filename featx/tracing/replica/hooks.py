@@ -75,7 +75,9 @@ class ModelHooks:
         """
         if self.are_run or isinstance(result, torch.Tensor) or not module._forward_pre_hooks_with_kwargs:
             return
-        if any(map(_may_return, (module._forward_pre_hooks[key] for key in module._forward_pre_hooks_with_kwargs))):
+        if any(
+            map(_may_change_keywords, (module._forward_pre_hooks[key] for key in module._forward_pre_hooks_with_kwargs))
+        ):
             raise NeedsHooks
 
     @functools.cached_property
@@ -139,14 +141,21 @@ def _names_changed_by(hook: Any) -> frozenset[str]:
     return frozenset() if function is None else names_changed_in(function, type(owner))
 
 
-def _may_return(hook: Any) -> bool:
-    """Say whether a hook may return something else than None, by its source. Without source: yes."""
+def _may_change_keywords(hook: Any) -> bool:
+    """Say whether a hook may return other keywords, or write into those that it gets. Without source: yes."""
     function = _code_of(hook)[1]
     definition = None if function is None else definition_of(function)
     if definition is None or isinstance(definition, ast.Lambda):
         return True
-    returns = (node for node in ast.walk(definition) if isinstance(node, ast.Return))
-    return any(each.value is not None and not isinstance(each.value, ast.Constant) for each in returns)
+    nodes = list(ast.walk(definition))
+    values = [node.value for node in nodes if isinstance(node, ast.Return)]
+    returns = any(value is not None and not isinstance(value, ast.Constant) for value in values)
+    keywords = definition.args.args[-1].arg if definition.args.args else ""
+    written = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    written += [
+        node.func.value for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    return returns or any(isinstance(value, ast.Name) and value.id == keywords for value in written)
 
 
 def _code_of(hook: Any) -> tuple[Any, FunctionType | None]:
