@@ -93,10 +93,9 @@ def test_what_openvino_would_take_for_something_else_goes_to_the_extractor() -> 
     ids = torch.randint(0, 11, (2, 5))
     with torch.no_grad():
         runner(ids)
-        large = ids + 11 * 2**40
-        assert torch.equal(runner(large)["pair"].features, model(large)["pair"].features)
-        least = torch.full((2, 5), torch.iinfo(torch.int64).min)
-        assert torch.equal(runner(least)["pair"].features, model(least)["pair"].features)
+        # PyTorch looks these up, and the floats behind it are OpenVINO's, whose kernels may round otherwise.
+        for large in (ids + 11 * 2**40, torch.full((2, 5), torch.iinfo(torch.int64).min)):
+            torch.testing.assert_close(runner(large)["pair"].features, model(large)["pair"].features)
         assert runner(ids[:, :0])["pair"].features.shape == (2, 0, 8)
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(runner(ids)["pair"].features, model(ids)["pair"].features)
