@@ -37,6 +37,7 @@ transformers have two layers and small widths; *do not run* are those for which 
 not fit.
 """
 
+_CHECKED = {"names": "names", "exact": "values"}
 _COUNTS = ("models", "do not run", "not checked", "names", "no names", "compared")
 _BY_SIZE = ("equal", "refused", "other", "failed")
 _FAILED = (DIFFERENT, FAILS)
@@ -67,10 +68,7 @@ def write_report(records: list[Record], path: Path) -> None:
         transformers=transformers.__version__,
     )
     if len(states(records)) > 1:
-        about += (
-            "\nThe results come from several states of featx's source, and older ones may come from other versions of "
-            "these\nlibraries; `--again stale` renews them.\n"
-        )
+        about += _about_states(records)
     models = _models(records)
     libraries = sorted({library for library, _ in models})
     summary = _table("Summary", ["library"])
@@ -85,6 +83,19 @@ def write_report(records: list[Record], path: Path) -> None:
             families.add(library, family, *_counts(by_family[family]))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([about, summary.text(), families.text(), *_lists(records)]))
+
+
+def _about_states(records: list[Record]) -> str:
+    """Say in how many states of featx's source the results of each check and library were made."""
+    by_sweep: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        by_sweep.setdefault((record.library, _CHECKED.get(record.check, record.check)), []).append(record)
+    counts = (f"{check} of {library}: {len(states(found))}" for (library, check), found in sorted(by_sweep.items()))
+    return (
+        "\nIn how many states of featx's source the results were made: "
+        + ", ".join(counts)
+        + ".\nOlder ones may come from other versions of these libraries; `--again stale` renews them.\n"
+    )
 
 
 def _models(records: list[Record]) -> dict[tuple[str, str], list[Record]]:
