@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy import linspace
+from small_models import BehindALayer
 from torch import Tensor, nn
 
 import featx
@@ -50,15 +51,6 @@ FOLLOWED: dict[str, Function] = {
 }
 
 
-class Uses(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.first, self.function = nn.Linear(3, 3), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.first(x))
-
-
 SHAPES = ((2, 6, 5, 3), (1, 8, 9, 3), (3, 5, 5, 3), (2, 1, 1, 3), (2, 40, 2, 3), (2, 6, 5, 3))
 
 
@@ -73,7 +65,7 @@ def extractor_of(model: nn.Module) -> featx.DualGraphModule:
 
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_what_torch_makes_of_it_leaves_sizes_free(name: str) -> None:
-    model = Uses(FOLLOWED[name])
+    model = BehindALayer(FOLLOWED[name])
     extractor = extractor_of(model)
     for training in (False, True):
         extractor.train(training)
@@ -86,7 +78,7 @@ def test_what_torch_makes_of_it_leaves_sizes_free(name: str) -> None:
 
 
 def test_copies_and_generated_code_do_the_same(tmp_path: Path) -> None:
-    model = Uses(grid_of_fno)
+    model = BehindALayer(grid_of_fno)
     graph = featx.trace(model, torch.rand(2, 6, 5, 3))
     extractor = extractor_of(model)
     x = torch.rand(3, 9, 4, 3)
@@ -141,7 +133,7 @@ READ: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", READ)
 def test_what_else_is_done_with_it_is_right_or_refused(name: str) -> None:
-    model = Uses(READ[name]).eval()
+    model = BehindALayer(READ[name]).eval()
     extractor = extractor_of(model)
     for shape in SHAPES:
         x = torch.rand(shape)
@@ -192,7 +184,7 @@ def written_constant(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [written_array, written_tensor, written_constant])
 def test_memory_that_an_array_and_a_tensor_share_must_not_be_written(function: Function) -> None:
     with pytest.raises(featx.TraceError, match="an array of numpy shares with a tensor"):
-        extractor_of(Uses(function).eval())
+        extractor_of(BehindALayer(function).eval())
 
 
 def test_an_array_that_is_returned_fixes_its_length() -> None:
@@ -203,7 +195,9 @@ def test_an_array_that_is_returned_fixes_its_length() -> None:
 
 
 def test_it_is_left_out_where_it_is_not_needed() -> None:
-    extractor = featx.create_feature_extractor(Uses(grid_of_fno), ["first"], example_inputs=torch.rand(2, 6, 5, 3))
+    extractor = featx.create_feature_extractor(
+        BehindALayer(grid_of_fno), ["first"], example_inputs=torch.rand(2, 6, 5, 3)
+    )
     assert all(node.target is not np.linspace for node in extractor.graph.nodes)
 
 
@@ -243,5 +237,5 @@ def test_an_array_that_is_kept_is_that_of_the_first_call() -> None:
 
 def test_numpy_is_as_before() -> None:
     before = {name: getattr(np, name) for name in ("linspace", "arange", "zeros", "ones", "full")}
-    extractor_of(Uses(grid_of_fno))
+    extractor_of(BehindALayer(grid_of_fno))
     assert all(getattr(np, name) is function for name, function in before.items())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import agree, agree_with_gradients, gradients, image, run, same
+from small_models import Computing
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -16,19 +17,6 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import featx
 
 Compute = Callable[[Any, torch.Tensor], Any]
-
-
-class Computing(nn.Module):
-    """Computes what it is told to, with a layer that has weights."""
-
-    def __init__(self, compute: Compute, inner: nn.Module | None = None) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.inner = inner
-        self.compute = compute
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.compute(self, x)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

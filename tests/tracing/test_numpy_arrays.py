@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import BehindALayer
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
@@ -248,15 +249,6 @@ READ: dict[str, Function] = {
 }
 
 
-class Uses(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.first, self.function = nn.Linear(3, 3), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.first(x))
-
-
 def extractor_of(model: nn.Module) -> featx.DualGraphModule:
     return featx.create_feature_extractor(model, ["output"], example_inputs=torch.rand(EXAMPLE), adaptive=False)
 
@@ -264,7 +256,7 @@ def extractor_of(model: nn.Module) -> featx.DualGraphModule:
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:overflow")
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_computing_leaves_sizes_free(name: str) -> None:
-    model = Uses(FOLLOWED[name])
+    model = BehindALayer(FOLLOWED[name])
     extractor = extractor_of(model)
     compared = 0
     for shape in SHAPES:
@@ -285,7 +277,7 @@ def test_computing_leaves_sizes_free(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:overflow")
 @pytest.mark.parametrize("name", READ)
 def test_what_else_reads_them_is_right_or_refused(name: str) -> None:
-    model = Uses(READ[name])
+    model = BehindALayer(READ[name])
     extractor = extractor_of(model)
     refused = 0
     for shape in SHAPES:
@@ -302,7 +294,7 @@ def test_what_else_reads_them_is_right_or_refused(name: str) -> None:
 def test_a_function_without_source_fixes_the_sizes() -> None:
     namespace: dict[str, Any] = {"np": np}
     exec("def check(x):\n    assert (np.array(x.shape) > 0).all()\n    return x * 2", namespace)
-    model = Uses(namespace["check"])
+    model = BehindALayer(namespace["check"])
     extractor = extractor_of(model)
     x = torch.rand(EXAMPLE)
     assert torch.equal(extractor(x)["output"], model(x))

@@ -8,37 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import Residual, Scaled
 from torch import nn
 
 import featx
 
 Rows = Callable[[Any], list[str]]
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.register_buffer("offset", torch.zeros(4))
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x * self.weight + self.offset) * self.weight
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Scaled())
-        self.blocks = nn.ModuleList([Scaled(), Scaled()])
-        self.heads = nn.ModuleDict({"a": nn.Linear(4, 2), "b": nn.Linear(4, 3)})
-
-    def forward(self, x: torch.Tensor) -> Any:
-        x = x + self.block(x)
-        for block in self.blocks:
-            x = block(x)
-        return {name: head(x) for name, head in self.heads.items()}
 
 
 def test_subclass_decides_which_modules_are_leaves() -> None:
