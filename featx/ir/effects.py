@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 _CHECKS = frozenset({"torch._assert", "torch._assert_async", "torch._check"})
 # Modules of Python whose functions never write their arguments.
 _PURE_MODULES = frozenset({"math", "functools", "itertools", "typing", "dataclasses"})
-# What writes its weight where it gets a largest norm for its rows.
 # What operators of Python and methods with such names do besides those that write or give a view: they compute.
 _COMPUTING = frozenset(name for name in vars(operator) if name not in ("call", "iconcat")) | frozenset(
     "bool int float complex round divmod len hash repr str format reversed dir sizeof trunc floor ceil "

@@ -65,9 +65,9 @@ _READS_FORM = frozenset(
 _NEEDS_FORM_OF_FIRST = frozenset(
     "new_empty new_full new_ones new_tensor new_zeros empty_like full_like ones_like zeros_like".split()
 )
-# Attributes of a tensor that are tensors which share its memory.
 # Embeddings, which may renormalize the rows that they look up.
 RENORMALIZING = frozenset({"embedding", "embedding_bag"})
+# Attributes of a tensor that are tensors which share its memory.
 VIEW_ATTRIBUTES = frozenset({"T", "H", "mT", "mH", "data", "real", "imag"})
 _NEEDS_FORM_OF_OTHERS = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 
